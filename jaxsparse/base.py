@@ -1,0 +1,125 @@
+"""The vocabulary: what every method, memory and exchange is made of.
+
+Three examples name the axes along which methods differ:
+
+* DGC       = momentum correction + sampled top-k + all-gather of sparse messages
+* PowerSGD  = error feedback + low rank + mean of the factors
+* signSGD   = error feedback + one bit an entry + all-gather of packed signs
+
+A *memory* (``memory.py``) decides what is kept for later, a `Reducer` decides what
+is sent and brings back the mean. Sparse reducers are themselves made of three parts:
+a `Selection` says which entries, a codec (``codec.py``) says in how many bits, and an
+`Exchange` says over which collective. Any of these can be swapped alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+PyTree = Any
+
+
+class Reducer(NamedTuple):
+    """Averages updates over the workers of a named axis, perhaps lossily.
+
+    Called inside ``pmap``, ``shard_map`` or ``vmap`` with the axis bound:
+    ``mean, left, state = reducer.reduce(updates, state)``.
+
+    * ``mean`` is the same on every worker, bit for bit.
+    * ``left`` is this worker's updates minus what this worker put into the mean: what
+      a memory keeps. Summed over the workers, ``updates - left`` is ``N * mean``.
+    * both have the structure, shapes and dtypes of ``updates``.
+
+    Attributes:
+      init: ``params -> state``. Called once, outside the mapped axis; arrays may be
+        abstract. The state keeps one structure for ever.
+      reduce: ``(updates, state) -> (mean, left, state)``.
+    """
+
+    init: Callable[[PyTree], PyTree]
+    reduce: Callable[[PyTree, PyTree], tuple[PyTree, PyTree, PyTree]]
+
+
+class Priority(NamedTuple):
+    """Scores the entries of a flat float32 vector; the largest are selected first.
+
+    Attributes:
+      init: ``n -> state``, shared by all workers.
+      score: ``(state, x[n]) -> scores[n]``, non-negative.
+      observe: ``(state, mean[n]) -> state``, called with every aggregated mean.
+    """
+
+    init: Callable[[int], PyTree]
+    score: Callable[[PyTree, Array], Array]
+    observe: Callable[[PyTree, Array], PyTree]
+
+
+class Selection(NamedTuple):
+    """Chooses entries of a flat float32 vector. No collectives, no pytrees.
+
+    Attributes:
+      count: ``n -> k``: the static number of places in a selection, ``k <= n``.
+      init: ``n -> state``, the same on all workers.
+      select: ``(x[n], state) -> (indices[k], overflow)``: distinct int32 indices,
+        the most important first, ``n`` in places left empty; ``overflow`` counts the
+        entries that qualified and found no place (int32 scalar).
+      observe: ``(state, mean[n]) -> state``, called once a step after the exchange.
+      agreed: True where all workers choose the same indices without a message.
+    """
+
+    count: Callable[[int], int]
+    init: Callable[[int], PyTree]
+    select: Callable[[Array, PyTree], tuple[Array, Array]]
+    observe: Callable[[PyTree, Array], PyTree]
+    agreed: bool = False
+
+
+class Exchange(NamedTuple):
+    """Moves the selected entries and averages them: the only place that communicates.
+
+    Attributes:
+      init: ``(n, k, num_workers) -> state``.
+      send: ``(x[n], selected, state, axis_name, codec)
+        -> (mean[n], left[n], state, metrics)``, with `Selected` as the choice and
+        `ExchangeMetrics` as the last part.
+    """
+
+    init: Callable[[int, int, int | None], PyTree]
+    send: Callable[..., tuple[Array, Array, PyTree, ExchangeMetrics]]
+
+
+class Selected(NamedTuple):
+    """A worker's choice, as handed from a `Selection` to an `Exchange`."""
+
+    indices: Array  # shape=(k,), dtype=int32; n in empty places
+    overflow: Array  # shape=(), dtype=int32; qualified, but found no place
+    agreed: bool  # the same on all workers: the indices need not be sent
+
+
+class ExchangeMetrics(NamedTuple):
+    """What one exchange measured, the same on every worker; no collective is added."""
+
+    selected: Array  # shape=(), float32; entries sent, mean over the workers
+    aggregated: Array  # shape=(), int32; entries in the union of all selections
+    overflow: Array  # shape=(), float32; entries that found no place, mean
+    rung: Array  # shape=(), int32; rung of the capacity ladder, 0 where there is none
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WorkerLocal:
+    """Marks state that differs from worker to worker: residuals, momenta, shards.
+
+    Attributes:
+      value: any pytree.
+      reshard: what a change of the number of workers conserves: ``"mean"`` over the
+        workers (an update still owed) or ``"shard"`` (parts of one global vector).
+    """
+
+    value: PyTree
+    reshard: str = dataclasses.field(default="mean", metadata={"static": True})
