@@ -1,0 +1,1 @@
+"""One file for each setup; every default lives here and none in the code."""

@@ -1,0 +1,1 @@
+"""The training example: everything `jaxsparse` needs around it, and nothing more."""

@@ -1,0 +1,121 @@
+"""From a config to objects: the only file that reads one method's settings.
+
+Tables instead of names looked up in modules: what can be chosen is what stands here,
+and a wrong name is answered by the list.
+"""
+
+from __future__ import annotations
+
+import optax
+from ml_collections import ConfigDict
+
+import jaxsparse as js
+from train.errors import SetupError
+from train.models.convnet import ConvNet
+from train.models.lenet import LeNet
+from train.parallel import AXIS
+from train.tasks import Task, classification
+
+MODELS = {"convnet": ConvNet, "lenet": LeNet}
+
+SELECTIONS = {
+    "top_k": js.top_k,
+    "sampled_top_k": js.sampled_top_k,
+    "threshold": js.threshold,
+    "random_k": js.random_k,
+    "random_block": js.random_block,
+}
+
+CODECS = {
+    "float32": js.codec.float32,
+    "bfloat16": js.codec.bfloat16,
+    "float16": js.codec.float16,
+    "int8": js.codec.int8,
+    "sign_mean": js.codec.sign_mean,
+}
+
+
+def task(config: ConfigDict) -> Task:
+    """The model and what it is trained for."""
+    settings = config.model.to_dict()
+    model = _choose("config.model.name", MODELS, settings.pop("name"))
+    return classification(model(**settings), max_value=config.data.max_value)
+
+
+def optimizer(config: ConfigDict, method: str) -> optax.GradientTransformation:
+    """The whole chain: what crosses the network, then plain SGD."""
+    settings = config.methods[method].to_dict()
+    momentum = settings.pop("sgd_momentum")
+    key = f"config.methods.{method}.transform"
+    transform = _choose(key, TRANSFORMS, settings.pop("transform"))
+    tx = optax.chain(
+        transform(config.num_workers, **settings),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.sgd(learning_rate(config), momentum=momentum or None),
+    )
+    if config.skip_nonfinite:
+        tx = js.skip_nonfinite(tx, axis_name=AXIS)
+    return tx
+
+
+def learning_rate(config: ConfigDict) -> optax.Schedule:
+    """Linear warm-up, then a cosine down to 0."""
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=config.learning_rate.peak,
+        warmup_steps=config.learning_rate.warmup_steps,
+        decay_steps=config.steps,
+    )
+
+
+def _dense(num_workers, **settings):
+    del num_workers  # known from the axis
+    return js.stateless(js.dense(axis_name=AXIS, **settings))
+
+
+def _sparse(num_workers, *, selection, codec, scope, decay):
+    name = selection.pop("name")
+    reducer = js.sparse(
+        _choose("selection.name", SELECTIONS, name)(**selection),
+        js.all_gather(),
+        axis_name=AXIS,
+        num_workers=num_workers,
+        codec=_choose("codec", CODECS, codec)(),
+        scope=scope,
+    )
+    return js.error_feedback(reducer, decay=decay)
+
+
+def _dgc(num_workers, *, clip_norm, codec, **settings):
+    return js.dgc(
+        axis_name=AXIS,
+        num_workers=num_workers,
+        clip_norm=clip_norm or None,
+        codec=_choose("codec", CODECS, codec)(),
+        **settings,
+    )
+
+
+def _power_sgd(num_workers, **settings):
+    del num_workers  # known from the axis
+    return js.power_sgd(axis_name=AXIS, **settings)
+
+
+def _ef_sign_sgd(num_workers, **settings):
+    del num_workers  # known from the axis
+    return js.ef_sign_sgd(axis_name=AXIS, **settings)
+
+
+TRANSFORMS = {
+    "dense": _dense,
+    "sparse": _sparse,
+    "dgc": _dgc,
+    "power_sgd": _power_sgd,
+    "ef_sign_sgd": _ef_sign_sgd,
+}
+
+
+def _choose(key: str, table: dict, name: str):
+    if name not in table:
+        raise SetupError(f"{key}={name!r} is not known; choose from {', '.join(table)}.")
+    return table[name]

@@ -1,0 +1,1 @@
+"""Models in Flax linen, one file each."""

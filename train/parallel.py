@@ -1,0 +1,162 @@
+"""Workers as devices under pmap, in one process or several: nothing else knows pmap.
+
+A run's state goes about in two parts (`jaxsparse.split`): ``shared`` is the same on
+every worker and has no worker axis, ``local`` has one in front. So the axes are a plain
+``(None, 0)``, which pmap over several processes needs: it can't hash a tree with dicts.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxsparse as js
+from train.errors import SetupError
+
+AXIS = "workers"
+
+# How many processes a launcher has started, where it tells.
+LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+
+def start(
+    num_workers: int,
+    *,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Joins the other processes, if any, and makes CPU devices for this one's workers.
+
+    Must come before the first use of a device.
+
+    Args:
+      num_workers: over all processes.
+      coordinator: ``host:port`` of process 0. None where a launcher that JAX knows
+        (Slurm, Open MPI) has started several, or where there is one.
+      num_processes: how many there are; with ``coordinator``.
+      process_id: which this one is, from 0; with ``coordinator``.
+    """
+    flags = (coordinator, num_processes, process_id)
+    if any(flag is not None for flag in flags) and None in flags:
+        raise SetupError(
+            "--coordinator, --num_processes and --process_id belong together, got "
+            f"{coordinator}, {num_processes} and {process_id}."
+        )
+    found = max(int(os.environ.get(name, 1)) for name in LAUNCHERS)
+    processes = num_processes or found
+    if num_workers < 1 or num_workers % processes:
+        raise SetupError(
+            f"config.num_workers={num_workers} must be a positive multiple of the "
+            f"number of processes, {processes}."
+        )
+    jax.config.update("jax_num_cpu_devices", num_workers // processes)
+    if processes > 1:
+        jax.distributed.initialize(coordinator, num_processes, process_id)
+
+
+class Workers:
+    """The workers of a run, and how functions and arrays are spread over them."""
+
+    def __init__(self, num_workers: int):
+        """Takes the first devices of every process.
+
+        Args:
+          num_workers: over all processes.
+        """
+        here = num_workers // jax.process_count()
+        if jax.local_device_count() < here:
+            raise SetupError(
+                f"config.num_workers={num_workers} needs {here} devices in each of "
+                f"{jax.process_count()} processes, and here are {jax.devices()}. Set "
+                "JAX_PLATFORMS=cpu to use CPU devices, or lower --config.num_workers."
+            )
+        self.num_workers = num_workers
+        devices = [d for p in range(jax.process_count()) for d in _devices(p)[:here]]
+        self._mesh = Mesh(np.array(devices), (AXIS,))
+        self._pmap = functools.partial(
+            jax.pmap,
+            axis_name=AXIS,
+            # Several processes: pmap takes no devices, and all are taken.
+            devices=devices if jax.process_count() == 1 else None,
+        )
+        first = jax.process_index() * here
+        self.numbers = range(first, first + here)  # the workers of this process
+
+    def place(self, shared: Any, local: Any) -> tuple[Any, Any]:
+        """Gives the local part its worker axis: this process's workers, all alike."""
+        return shared, js.stack_workers(local, len(self.numbers))
+
+    def map_train(self, step: Callable) -> Callable:
+        """``(shared, local, batch) -> (shared, local, measured)``; state is donated.
+
+        ``measured`` has a worker axis: one value for each worker of this process.
+        """
+
+        def mapped(shared, local, batch):
+            state, measured = step(js.merge(shared, local), batch)
+            return *js.split(state, is_local(shared, local)), measured
+
+        axes = {"in_axes": (None, 0, 0), "out_axes": (None, 0, 0)}
+        return self._pmap(mapped, **axes, donate_argnums=(0, 1))
+
+    def map_eval(self, step: Callable) -> Callable:
+        """``(shared, local, batch) -> totals``, the same on every worker."""
+
+        def mapped(shared, local, batch):
+            return step(js.merge(shared, local), batch)
+
+        return self._pmap(mapped, in_axes=(None, 0, 0), out_axes=None)
+
+    def to_global(self, shared: Any, local: Any) -> tuple[Any, Any]:
+        """Arrays over all processes, as a checkpoint wants them."""
+        if jax.process_count() == 1:
+            return shared, local
+        convert = multihost_utils.host_local_array_to_global_array
+        return (
+            convert(shared, self._mesh, PartitionSpec()),
+            convert(local, self._mesh, PartitionSpec(AXIS)),
+        )
+
+    def to_local(self, shared: Any, local: Any) -> tuple[Any, Any]:
+        """The inverse of `to_global`."""
+        if jax.process_count() == 1:
+            return shared, local
+        convert = multihost_utils.global_array_to_host_local_array
+        return (
+            convert(shared, self._mesh, PartitionSpec()),
+            convert(local, self._mesh, PartitionSpec(AXIS)),
+        )
+
+    def abstract(self, shared: Any, local: Any) -> tuple[Any, Any]:
+        """Shapes and places of what `to_global` gives, without the arrays."""
+
+        def describe(x, shape, spec):
+            return jax.ShapeDtypeStruct(
+                shape, x.dtype, sharding=NamedSharding(self._mesh, spec)
+            )
+
+        everyone = (self.num_workers,)
+        return (
+            jax.tree.map(lambda x: describe(x, x.shape, PartitionSpec()), shared),
+            jax.tree.map(
+                lambda x: describe(x, everyone + x.shape[1:], PartitionSpec(AXIS)), local
+            ),
+        )
+
+
+def is_local(shared: Any, local: Any) -> Any:
+    """The tree of bools that the two parts were split by."""
+    none = {"is_leaf": lambda x: x is None}
+    return jax.tree.map(lambda a, b: b is not None, shared, local, **none)
+
+
+def _devices(process: int) -> list[jax.Device]:
+    return [d for d in jax.devices() if d.process_index == process]

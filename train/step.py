@@ -1,0 +1,47 @@
+"""One step of one worker. All communication is in `tx.update`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax import Array, lax
+
+import jaxsparse as js
+from train.state import TrainState
+from train.tasks import Task, Totals
+
+
+class Measured(NamedTuple):
+    """What a step tells the host."""
+
+    loss: Array  # of this worker's batch
+    js: Any  # jaxsparse.metrics
+
+
+def train_step(task: Task, tx: optax.GradientTransformation) -> Callable:
+    """``(state, batch) -> (state, measured)``, to be mapped over the workers."""
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, Measured]:
+        # The gradient is this worker's own: nothing is averaged before `tx`.
+        (loss, model_state), grads = jax.value_and_grad(task.loss, has_aux=True)(
+            state.params, state.model_state, batch
+        )
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        measured = Measured(loss, js.metrics(opt_state))
+        return TrainState(params, model_state, opt_state), measured
+
+    return step
+
+
+def eval_step(task: Task, axis_name: str) -> Callable:
+    """``(state, batch) -> totals`` over all workers' batches."""
+
+    def step(state: TrainState, batch: Any) -> Totals:
+        totals = task.evaluate(state.params, state.model_state, batch)
+        return lax.psum(totals, axis_name)
+
+    return step
