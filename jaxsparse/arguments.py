@@ -1,0 +1,84 @@
+"""Checks of constructor arguments: early, in call syntax, with the remedy."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from fractions import Fraction
+from typing import Any
+
+import jax
+
+
+def check_density(call: str, density: Any) -> float:
+    """A fraction in (0, 1], as a float.
+
+    Raises:
+      TypeError: not a Python number (a traced array, a string, ...).
+      ValueError: outside (0, 1], or NaN.
+    """
+    if isinstance(density, jax.core.Tracer):
+        raise TypeError(
+            f"`{call}` must be a Python number: shapes depend on it. Under "
+            "`optax.inject_hyperparams` name it in `static_args`."
+        )
+    if isinstance(density, bool) or not isinstance(density, numbers.Real):
+        raise TypeError(f"`{call}` must be a number in (0, 1], got {density!r}.")
+    if not 0 < density <= 1:
+        raise ValueError(
+            f"`{call}` must lie in (0, 1], got {density}. It is the fraction of "
+            "entries kept: pass 0.01 for one per cent."
+        )
+    return float(density)
+
+
+def check_positive_int(call: str, value: Any, minimum: int = 1) -> int:
+    """A Python int of at least ``minimum``.
+
+    Raises:
+      ValueError: anything else.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, numbers.Integral)
+        or int(value) < minimum
+    ):
+        raise ValueError(
+            f"`{call}` must be a whole number of at least {minimum}, got {value!r}."
+        )
+    return int(value)
+
+
+def check_fraction(call: str, value: Any) -> None:
+    """A number in [0, 1]; traced values pass, they cannot be looked at.
+
+    Raises:
+      ValueError: outside [0, 1], or NaN.
+    """
+    if isinstance(value, numbers.Real) and not 0 <= value <= 1:
+        raise ValueError(f"`{call}` must lie in [0, 1], got {value}.")
+
+
+def check_axis_name(call: str, axis_name: Any) -> None:
+    """The name of a mapped axis, or a tuple of names.
+
+    Raises:
+      TypeError: anything else.
+    """
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise TypeError(
+            f"`{call}` must name the mapped axis, as in `jax.pmap(step, "
+            f"axis_name='workers')`, got {axis_name!r}."
+        )
+
+
+def entries(density: float, n: int) -> int:
+    """``k = ceil(density * n)``, in exact decimal arithmetic, at least 1 if n > 0.
+
+    Rounding up keeps ``k / n >= density``, so the contraction bound holds.
+
+    >>> entries(0.01, 300), entries(0.07, 100), entries(1e-6, 10), entries(0.5, 0)
+    (3, 7, 1, 0)
+    """
+    return min(n, math.ceil(Fraction(repr(density)) * n))

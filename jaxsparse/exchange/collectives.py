@@ -1,0 +1,104 @@
+"""The collectives that the library uses, the same under pmap, shard_map and vmap.
+
+``shard_map(check_vma=True)`` types every array as varying or not over the axis and
+wants proof that what leaves as replicated is so; the other mappers know no such types.
+All that has to be said about them is said here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+PyTree = Any
+AxisName = str | tuple[str, ...]
+
+
+def axis_size(axis_name: AxisName) -> int:
+    """The number of workers on the mapped axis, a Python int.
+
+    Raises:
+      NameError: the axis is not bound here.
+    """
+    try:
+        return lax.axis_size(axis_name)
+    except NameError as error:
+        raise NameError(
+            f"axis_name={axis_name!r} is not bound here: the update must run inside "
+            f"`jax.pmap(..., axis_name={axis_name!r})`, or inside `jax.shard_map` "
+            "or `jax.vmap` over an axis of that name."
+        ) from error
+
+
+def check_workers(call: str, num_workers: int | None, axis_name: AxisName) -> int:
+    """The size of the bound axis, checked against what was promised at ``init``.
+
+    Raises:
+      ValueError: ``num_workers`` was given and is another number.
+    """
+    size = axis_size(axis_name)
+    if num_workers is not None and num_workers != size:
+        raise ValueError(
+            f"`{call}` is {num_workers}, but axis {axis_name!r} has {size} workers."
+        )
+    return size
+
+
+def typed(axis_name: AxisName) -> bool:
+    """Whether arrays carry varying types here: only in shard_map(check_vma=True)."""
+    return bool(varying_axes(lax.axis_index(axis_name)))
+
+
+def varying_axes(x: Any) -> frozenset:
+    """The axes over which ``x`` is typed as varying; empty where there are no types."""
+    aval = jax.typeof(x)
+    return frozenset(aval.mat.varying if hasattr(aval, "mat") else aval.vma)
+
+
+def check_local(updates: PyTree, axis_name: AxisName) -> None:
+    """Refuses gradients that the mapper has already summed over the workers.
+
+    Under ``shard_map(check_vma=True)`` the gradient with respect to replicated
+    parameters is summed automatically: there is nothing left to compress.
+
+    Raises:
+      ValueError: no leaf of ``updates`` varies over the axis.
+    """
+    leaves = jax.tree.leaves(updates)
+    names = set(axis_name) if isinstance(axis_name, tuple) else {axis_name}
+    if not leaves or not typed(axis_name):
+        return
+    if not any(names & varying_axes(leaf) for leaf in leaves):
+        raise ValueError(
+            f"the updates do not vary over axis {axis_name!r}: shard_map has already "
+            "summed these gradients over the workers. Take gradients with respect to "
+            f"`jax.lax.pcast(params, {axis_name!r}, to='varying')`, or use "
+            "`check_vma=False`."
+        )
+
+
+def mean(x: Array, axis_name: AxisName) -> Array:
+    """The mean over the workers, on all of them. Divides first: no overflow."""
+    return lax.psum(x / axis_size(axis_name), axis_name)
+
+
+def gather(x: Array, axis_name: AxisName) -> Array:
+    """All workers' arrays stacked, ``[N, ...]``, the same on every worker."""
+    if typed(axis_name):
+        return lax.all_gather(x, axis_name, to="invarying")
+    return lax.all_gather(x, axis_name)
+
+
+def agree(flag: Array, axis_name: AxisName) -> Array:
+    """True on every worker if true on all of them."""
+    return lax.pmin(flag.astype(jnp.int32), axis_name) == 1
+
+
+def zeros(abstract: jax.ShapeDtypeStruct) -> Array:
+    """Zeros of an abstract array's shape and dtype, and typed as varying if it is."""
+    x = jnp.zeros(abstract.shape, abstract.dtype)
+    axes = getattr(abstract, "manual_axis_type", None)
+    return lax.pcast(x, tuple(axes.varying), to="varying") if axes else x

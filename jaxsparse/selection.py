@@ -1,0 +1,335 @@
+"""Selections: which entries of a flat vector are sent. No collectives, no pytrees.
+
+=================  =============================================  ==================
+selection          chooses                                        cost on n entries
+=================  =============================================  ==================
+`top_k`            exactly the k largest                          a partial sort
+`sampled_top_k`    about the k largest, threshold from a sample   a few read passes
+`threshold`        everything above a fixed magnitude             one read pass
+`random_k`         k at random, the same on all workers           none
+`random_block`     k neighbours, the same on all workers          none
+=================  =============================================  ==================
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .arguments import check_density, check_positive_int, entries
+from .base import Priority, PyTree, Selection
+from .bits import compact
+from .priority import magnitude
+
+
+def _no_overflow() -> Array:
+    return jnp.zeros((), jnp.int32)
+
+
+def top_k(density: float, priority: Priority | None = None) -> Selection:
+    """Selects exactly the ``k = ceil(density * n)`` entries of highest score.
+
+    Ties go to the lower index; NaN counts as largest.
+
+    Args:
+      density: fraction of the entries kept, in (0, 1]. Lower: fewer bytes, larger
+        residual.
+      priority: how entries are scored; by default their magnitude.
+
+    Returns:
+      A `Selection`.
+
+    Raises:
+      ValueError, TypeError: ``density`` is not a Python number in (0, 1].
+
+    Example:
+      >>> selection = top_k(0.5)
+      >>> selection.select(jnp.array([1.0, -3.0, 2.0, 0.0]), ())[0]
+      Array([1, 2], dtype=int32)
+    """
+    density = check_density("top_k(density=...)", density)
+    priority = magnitude() if priority is None else priority
+
+    def select(x: Array, state: PyTree) -> tuple[Array, Array]:
+        _, indices = lax.top_k(priority.score(state, x), entries(density, x.shape[0]))
+        return indices, _no_overflow()
+
+    return Selection(
+        lambda n: entries(density, n), priority.init, select, priority.observe
+    )
+
+
+def sampled_top_k(
+    density: float,
+    *,
+    sample: float = 0.01,
+    tolerance: tuple[float, float] = (0.8, 1.3),
+    max_adjustments: int = 10,
+) -> Selection:
+    """Selects about the k largest entries, by a threshold estimated from a sample.
+
+    The threshold is estimated from a strided sample: its ``density`` largest lie above.
+    While the number of entries at or above it is outside ``tolerance`` times k it is
+    multiplied by 0.8 or 1.25. Among these candidates the k largest are kept, exactly.
+
+    Args:
+      density: fraction of the entries kept, in (0, 1].
+      sample: fraction of the entries sampled, in (0, 1]; at least ``2 / density``
+        entries are.
+      tolerance: accepted number of candidates, as factors of k; ``low <= 1 <= high``.
+      max_adjustments: at most so many corrections of the threshold, each a read pass.
+
+    Returns:
+      A `Selection`; its overflow counts the candidates beyond k.
+
+    Raises:
+      ValueError, TypeError: an argument out of its range.
+
+    Differences from the paper:
+      The authors' code lowers the threshold only; when there are too many candidates
+      it sorts all of them. Static shapes want a bound on the candidates, so the
+      threshold is also raised.
+
+    References:
+      Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", 2018.
+    """
+    density = check_density("sampled_top_k(density=...)", density)
+    sample = check_density("sampled_top_k(sample=...)", sample)
+    low, high = tolerance
+    if not 0 < low <= 1 <= high:
+        raise ValueError(
+            "`sampled_top_k(tolerance=...)` must be a pair with 0 < low <= 1 <= high, "
+            f"got {tolerance}."
+        )
+    check_positive_int("sampled_top_k(max_adjustments=...)", max_adjustments, 0)
+
+    def select(x: Array, state: PyTree) -> tuple[Array, Array]:
+        del state
+        n = x.shape[0]
+        k = entries(density, n)
+        if n == 0:
+            return jnp.zeros(0, jnp.int32), _no_overflow()
+        scores = jnp.abs(x)
+        m = min(n, max(entries(sample, n), math.ceil(2 / density)))
+        sampled = scores[:: n // m]
+        kth = entries(density, sampled.shape[0])
+        first = lax.top_k(sampled, kth)[0][-1]
+
+        def count(threshold):
+            return jnp.sum(scores >= threshold, dtype=jnp.int32)
+
+        def outside(carry):
+            threshold, found, step = carry
+            wrong = (found < low * k) | (found > high * k)
+            return wrong & (threshold > 0) & (step < max_adjustments)
+
+        def adjust(carry):
+            threshold, found, step = carry
+            threshold = threshold * jnp.where(found < k, 0.8, 1.25)
+            return threshold, count(threshold), step + 1
+
+        threshold, found, _ = lax.while_loop(
+            outside, adjust, (first, count(first), jnp.zeros((), jnp.int32))
+        )
+        # A threshold of zero would call every zero entry a candidate.
+        candidates = compact(
+            (scores >= threshold) & (scores > 0), min(n, math.ceil(high * k))
+        )
+        at_candidates = scores.at[candidates].get(mode="fill", fill_value=-1.0)
+        _, order = lax.top_k(at_candidates, k)
+        return candidates[order], jnp.maximum(found - k, 0)
+
+    return Selection(
+        lambda n: entries(density, n), lambda n: (), select, lambda state, mean: state
+    )
+
+
+def threshold(value: float | Array, *, max_density: float) -> Selection:
+    """Selects every entry with ``|x| > value``, up to a fixed capacity.
+
+    Where more qualify than ``k = ceil(max_density * n)``, the k largest are taken and
+    the rest counted as overflow; it stays in ``left``.
+
+    Args:
+      value: the magnitude above which an entry is sent, >= 0; may be traced.
+      max_density: capacity as a fraction of the entries, in (0, 1].
+
+    Returns:
+      A `Selection`.
+
+    Raises:
+      ValueError, TypeError: an argument out of its range.
+
+    Example:
+      >>> selection = threshold(1.5, max_density=0.75)
+      >>> selection.select(jnp.array([1.0, -3.0, 2.0, 0.0]), ())[0]
+      Array([1, 2, 4], dtype=int32)
+
+    References:
+      Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
+      2015 (who sends the threshold's value in place of the entry's).
+    """
+    if isinstance(value, numbers.Real) and not 0 <= value < math.inf:
+        raise ValueError(
+            f"`threshold(value=...)` must be finite and not negative, got {value}."
+        )
+    max_density = check_density("threshold(max_density=...)", max_density)
+
+    def select(x: Array, state: PyTree) -> tuple[Array, Array]:
+        del state
+        k = entries(max_density, x.shape[0])
+        scores = jnp.abs(x)
+        over = scores > value
+        found = jnp.sum(over, dtype=jnp.int32)
+        indices = lax.cond(
+            found > k,
+            lambda: lax.top_k(scores, k)[1],
+            lambda: compact(over, k),
+        )
+        return indices, jnp.maximum(found - k, 0)
+
+    return Selection(
+        lambda n: entries(max_density, n),
+        lambda n: (),
+        select,
+        lambda state, mean: state,
+    )
+
+
+class StepState(NamedTuple):
+    """The step that random selections derive their choice from."""
+
+    step: Array  # shape=(), dtype=uint32; wraps round, which is harmless
+
+
+def _drawn_by_step(density: float, seed: int, draw) -> Selection:
+    """A selection drawn anew at every step from (seed, step), agreed by all workers."""
+
+    def select(x: Array, state: StepState) -> tuple[Array, Array]:
+        n = x.shape[0]
+        if n == 0:
+            return jnp.zeros(0, jnp.int32), _no_overflow()
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        return draw(key, n, entries(density, n)), _no_overflow()
+
+    return Selection(
+        count=lambda n: entries(density, n),
+        init=lambda n: StepState(jnp.zeros((), jnp.uint32)),
+        select=select,
+        observe=lambda state, mean: StepState(state.step + jnp.uint32(1)),
+        agreed=True,
+    )
+
+
+def random_k(density: float, *, seed: int = 0) -> Selection:
+    """Selects k entries at random, the same ones on every worker, without a message.
+
+    Each entry is chosen with probability ``k / n``, so ``n / k`` times the selected
+    vector is unbiased, with error ``E ||C(x) - x||^2 = (n / k - 1) ||x||^2``.
+
+    Args:
+      density: fraction of the entries kept, in (0, 1].
+      seed: the same on all workers; steps draw anew from it.
+
+    Returns:
+      A `Selection` with ``agreed=True``: no index is ever sent.
+
+    Raises:
+      ValueError, TypeError: an argument out of its range.
+
+    Differences from the paper:
+      One entry is drawn in each of k equal strata, and the strata are rotated by a
+      random offset: O(k) work, the same inclusion probabilities, so the same mean and
+      error. Neighbours are drawn together more rarely than in a uniform k-subset.
+
+    References:
+      Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", 2018.
+    """
+    density = check_density("random_k(density=...)", density)
+    check_positive_int("random_k(seed=...)", seed, 0)
+
+    def draw(key: Array, n: int, k: int) -> Array:
+        inside, offset = jax.random.split(key)
+        stratum = jnp.arange(k, dtype=jnp.int32)
+        base, longer = divmod(n, k)  # the first `longer` strata have one entry more
+        start = stratum * base + jnp.minimum(stratum, longer)
+        width = base + (stratum < longer).astype(jnp.int32)
+        drawn = start + jax.random.randint(inside, (k,), 0, width, dtype=jnp.int32)
+        return _rotate(drawn, jax.random.randint(offset, (), 0, n, jnp.int32), n)
+
+    return _drawn_by_step(density, seed, draw)
+
+
+def random_block(density: float, *, seed: int = 0) -> Selection:
+    """Selects k neighbouring entries from a random start on, the same on every worker.
+
+    The block wraps round at the end. Under ``scope="leaf"`` every layer has its own.
+
+    Args:
+      density: fraction of the entries kept, in (0, 1].
+      seed: the same on all workers; steps draw anew from it.
+
+    Returns:
+      A `Selection` with ``agreed=True``: no index is ever sent.
+
+    Raises:
+      ValueError, TypeError: an argument out of its range.
+
+    References:
+      Eghlidi, Jaggi, "Sparse Communication for Training Deep Networks", 2020.
+    """
+    density = check_density("random_block(density=...)", density)
+    check_positive_int("random_block(seed=...)", seed, 0)
+
+    def draw(key: Array, n: int, k: int) -> Array:
+        offset = jax.random.randint(key, (), 0, n, jnp.int32)
+        return _rotate(jnp.arange(k, dtype=jnp.int32), offset, n)
+
+    return _drawn_by_step(density, seed, draw)
+
+
+def _rotate(indices: Array, offset: Array, n: int) -> Array:
+    """``(indices + offset) mod n`` where the sum may pass 2**31."""
+    return jnp.where(
+        indices >= n - offset, indices - (n - offset), indices + offset
+    ).astype(jnp.int32)
+
+
+def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
+    """The same selection on every leaf of a flat vector: a budget per layer.
+
+    Args:
+      selection: applied to each leaf on its own, with its own state.
+      sizes: entries of the leaves, in order; their sum is n.
+
+    Returns:
+      A `Selection` over the whole vector. Its order is by leaf.
+    """
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+
+    def select(x: Array, state: PyTree) -> tuple[Array, Array]:
+        n, found, overflow = x.shape[0], [], _no_overflow()
+        for start, size, part in zip(starts, sizes, state, strict=True):
+            indices, over = selection.select(x[start : start + size], part)
+            found.append(jnp.where(indices < size, indices + start, n))
+            overflow = overflow + over
+        return jnp.concatenate(found), overflow
+
+    def observe(state: PyTree, mean: Array) -> PyTree:
+        return tuple(
+            selection.observe(part, mean[start : start + size])
+            for start, size, part in zip(starts, sizes, state, strict=True)
+        )
+
+    return Selection(
+        count=lambda n: sum(map(selection.count, sizes)),
+        init=lambda n: tuple(map(selection.init, sizes)),
+        select=select,
+        observe=observe,
+        agreed=selection.agreed,
+    )

@@ -1,0 +1,226 @@
+"""Which state differs from worker to worker, and how to carry it.
+
+Residuals and momenta differ, step counts and priorities do not. What the library
+creates as local it marks with `WorkerLocal`, but local state arises elsewhere as well:
+gradient accumulators, moments placed before the compressor, BatchNorm statistics. So
+which leaf is which is found out, by tracing the user's own step:
+
+    local = js.local_leaves(step, state, batch, axis_name="workers", num_workers=8)
+    shared, own = js.split(state, local)
+    own = js.stack_workers(own, 8)      # axes: (None, 0) for pmap, (P(), P("workers"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from . import tree
+from .arguments import check_axis_name, check_positive_int
+from .base import PyTree, WorkerLocal
+
+
+def local_leaves(
+    step: Callable[[PyTree, PyTree], Any],
+    state: PyTree,
+    batch: PyTree,
+    *,
+    axis_name: str,
+    num_workers: int,
+    params: Callable[[PyTree], PyTree] | None = None,
+) -> PyTree:
+    """Finds the leaves of ``state`` that will differ between workers.
+
+    Traces ``vmap(step)``, computing nothing, until the answer no longer changes: a leaf
+    is local if its new value depends on a worker's own data other than through a
+    collective.
+
+    Args:
+      step: ``(state, batch) -> state`` or ``(state, anything)``, as it runs on one
+        worker, with collectives over ``axis_name``.
+      state: as on one worker, without a worker axis; arrays may be abstract.
+      batch: one worker's batch; may be abstract.
+      axis_name: name of the mapped axis.
+      num_workers: its size.
+      params: picks the parameters out of the state; by default ``state.params``,
+        ``state["params"]`` or ``state[0]``, whichever there is first.
+
+    Returns:
+      A tree like ``state`` of bools, True where the leaf is local.
+
+    Raises:
+      ValueError: the parameters would differ between workers (names the leaf), or the
+        step changes the structure of the state.
+
+    Example:
+      >>> import optax, jaxsparse as js
+      >>> tx = optax.chain(js.error_feedback(js.dense(axis_name="w")), optax.sgd(0.1))
+      >>> def step(state, x):
+      ...     params, opt_state = state
+      ...     grads = jax.grad(lambda p: jnp.sum((p - x) ** 2))(params)
+      ...     updates, opt_state = tx.update(grads, opt_state, params)
+      ...     return optax.apply_updates(params, updates), opt_state
+      >>> p = jnp.zeros(3)
+      >>> local = local_leaves(step, (p, tx.init(p)), p, axis_name="w", num_workers=4)
+      >>> local[0], local[1][0].residual.value
+      (False, False)
+
+      With `dense` nothing is ever left, and tracing sees it; `sparse` makes it True.
+    """
+    check_axis_name("local_leaves(axis_name=...)", axis_name)
+    check_positive_int("local_leaves(num_workers=...)", num_workers)
+    leaves, treedef = jax.tree.flatten(state)
+
+    def stacked(x):
+        return jax.ShapeDtypeStruct((num_workers, *jnp.shape(x)), _dtype(x))
+
+    def once(local: list[bool]) -> list[bool]:
+        seen: list[bool] = []
+
+        def traced(leaves, batch):
+            out = _new_state(step(jax.tree.unflatten(treedef, leaves), batch), treedef)
+            return [_probe(leaf, seen) for leaf in jax.tree.leaves(out)]
+
+        arguments = [
+            stacked(x) if own else x for x, own in zip(leaves, local, strict=True)
+        ]
+        mapped = jax.vmap(
+            traced,
+            in_axes=([0 if own else None for own in local], 0),
+            axis_name=axis_name,
+            axis_size=num_workers,
+        )
+        jax.eval_shape(mapped, arguments, jax.tree.map(stacked, batch))
+        return [a or b for a, b in zip(local, seen, strict=True)]
+
+    local = [False] * len(leaves)
+    while (found := once(local)) != local:
+        local = found
+    mask = jax.tree.unflatten(treedef, local)
+    _check_params(state, mask, params, axis_name)
+    return mask
+
+
+def split(state: PyTree, local: PyTree) -> tuple[PyTree, PyTree]:
+    """Splits ``state`` into its shared and its local part, by a tree of bools.
+
+    Both have the containers of ``state``, with None in the other's places.
+
+    >>> split({"a": 1, "b": 2}, {"a": False, "b": True})
+    ({'a': 1, 'b': None}, {'a': None, 'b': 2})
+    """
+    return (
+        jax.tree.map(lambda x, own: None if own else x, state, local),
+        jax.tree.map(lambda x, own: x if own else None, state, local),
+    )
+
+
+def merge(shared: PyTree, local: PyTree) -> PyTree:
+    """The inverse of `split`.
+
+    >>> merge({'a': 1, 'b': None}, {'a': None, 'b': 2})
+    {'a': 1, 'b': 2}
+    """
+    return jax.tree.map(
+        lambda a, b: b if a is None else a,
+        shared,
+        local,
+        is_leaf=lambda x: x is None,
+    )
+
+
+def stack_workers(local: PyTree, num_workers: int) -> PyTree:
+    """Gives every leaf a leading worker axis, all workers alike: state before step one.
+
+    >>> stack_workers(jnp.zeros(3), 2).shape
+    (2, 3)
+    """
+    check_positive_int("stack_workers(num_workers=...)", num_workers)
+    return jax.tree.map(lambda x: jnp.stack([x] * num_workers), local)
+
+
+def state_axes(state: PyTree) -> PyTree:
+    """The coarsest tree of axes for a state: 0 at `WorkerLocal`, None elsewhere.
+
+    Fits ``in_axes`` and ``out_axes`` of pmap and vmap where all local state is the
+    library's own and already has its worker axis. Where a dict mixes both kinds the
+    result holds a dict, which pmap over several processes cannot take: use `split`.
+
+    >>> state_axes((jnp.zeros(2), {"r": WorkerLocal(jnp.zeros(2)), "q": jnp.ones(1)}))
+    (None, {'q': None, 'r': 0})
+    """
+    if isinstance(state, WorkerLocal):
+        return 0
+    children, treedef = jax.tree.flatten(state, is_leaf=lambda x: x is not state)
+    if treedef == jax.tree.structure(0):  # a leaf
+        return None
+    axes = [state_axes(child) for child in children]
+    if all(axis is None for axis in axes):
+        return None
+    if all(isinstance(axis, int) for axis in axes):
+        return 0
+    return jax.tree.unflatten(treedef, axes)
+
+
+def _probe(x: Any, seen: list[bool]) -> Any:
+    """Passes ``x`` through, noting whether vmap batches it."""
+    place = len(seen)
+    seen.append(False)
+
+    @custom_vmap
+    def identity(x):
+        return x
+
+    @identity.def_vmap
+    def rule(axis_size, in_batched, x):
+        seen[place] = in_batched[0]
+        return x, in_batched[0]
+
+    return identity(x)
+
+
+def _new_state(out: Any, treedef: Any) -> PyTree:
+    for candidate in (out, out[0] if isinstance(out, tuple) and out else None):
+        if jax.tree.structure(candidate) == treedef:
+            return candidate
+    raise ValueError(
+        "`local_leaves` wants a step that returns the new state, or a tuple that "
+        f"begins with it, in the structure it got: {treedef}; the step returned "
+        f"{jax.tree.structure(out)}."
+    )
+
+
+def _check_params(state, mask, params, axis_name) -> None:
+    if params is None:
+        params = _find_params(state)
+    for path, own in jax.tree_util.tree_leaves_with_path(params(mask)):
+        if own:
+            raise ValueError(
+                f"parameters would differ between workers: leaf `{tree.name(path)}` "
+                "gets updates from a worker's own gradients that were never averaged "
+                f"over axis {axis_name!r}. Put a transformation such as "
+                "`js.error_feedback(...)` into the chain, give the leaves that "
+                "`optax.masked` or `optax.partition` leaves out one with `js.dense`, "
+                "and keep what acts on single workers before it."
+            )
+
+
+def _find_params(state: PyTree) -> Callable[[PyTree], PyTree]:
+    if hasattr(state, "params"):
+        return lambda s: s.params
+    if isinstance(state, dict) and "params" in state:
+        return lambda s: s["params"]
+    if isinstance(state, (tuple, list)) and state:
+        return lambda s: s[0]
+    raise ValueError(
+        "`local_leaves(...)` cannot tell which part of the state are the parameters. "
+        "Pass `params=lambda state: ...`."
+    )
+
+
+def _dtype(x: Any) -> Any:
+    return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
