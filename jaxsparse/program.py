@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias, Union
+from typing import NamedTuple, TypeAlias
 
 
 class Collective(NamedTuple):
@@ -41,7 +41,7 @@ class Conditional(NamedTuple):
     branches: list[list[Node]]
 
 
-Node: TypeAlias = Union[Collective, Conditional]  # noqa: UP007 (refers to itself)
+Node: TypeAlias = "Collective | Conditional"
 
 
 def branch_paths(nodes: list[Node]) -> dict[str, list[Collective]]:

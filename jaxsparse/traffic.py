@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from jax.extend import core
+
 from .arguments import check_positive_int
 from .compiled import read_compiled
 from .jaxpr import read_jaxpr
@@ -49,8 +51,9 @@ def traffic(program: Any) -> _Traffic:
       axes the collectives over all of them are listed.
 
     Raises:
-      ValueError: a collective in a loop whose length is not known before it runs; a
-        lowered program that is not compiled.
+      ValueError: a collective in a loop whose length is not known before it runs (in a
+        jaxpr, in any ``lax.while_loop``); a lowered program that is not compiled.
+      TypeError: neither a program nor a jaxpr.
 
     Example:
       >>> import jax
@@ -69,7 +72,12 @@ def traffic(program: Any) -> _Traffic:
     """
     if hasattr(program, "as_text"):
         return branch_paths(read_compiled(program.as_text()))
-    return branch_paths(read_jaxpr(program))
+    if isinstance(program, (core.Jaxpr, core.ClosedJaxpr)):
+        return branch_paths(read_jaxpr(program))
+    raise TypeError(
+        "`traffic(program)` must be a compiled executable or a jaxpr, got "
+        f"{type(program).__name__}. Pass `jitted.lower(...).compile()`."
+    )
 
 
 def payload_bytes(

@@ -90,11 +90,16 @@ def test_nothing_is_sent():
     assert traffic(jax.make_jaxpr(vmapped)(X.reshape(N, 8))) == {"": []}
 
 
-def test_constants_are_folded():
-    def f(x):
+def test_constants_that_are_folded_and_not():
+    def size(x):
         return x * lax.psum(1, "w") + lax.axis_size("w")
 
-    assert traced(f) == {"": []}
+    assert traced(size) == {"": []}
+
+    def array(x):
+        return x + psum(jnp.uint32(3))
+
+    assert compiled(array) == traced(array) == {"": [u32("all-reduce", 4)]}
 
 
 def test_combined_all_reduce_has_an_entry_for_each_leaf():
@@ -332,6 +337,8 @@ ENTRY %main (a: u32[16]) -> u32[4] {
 def test_what_is_not_compiled():
     with pytest.raises(ValueError, match="compile"):
         traffic(jax.jit(lambda x: x).lower(1.0))
+    with pytest.raises(TypeError, match="compile"):
+        traffic(jax.jit(lambda x: x))
 
 
 # Bytes
