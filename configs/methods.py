@@ -1,7 +1,7 @@
 """The methods by name, each as its difference from the one it stands on.
 
 `train/build.py` turns `transform` into the transformation of that name and hands it the
-other keys. `momentum` is that of the optimizer behind it, on the aggregated gradient.
+other keys. `sgd_momentum` is that of the optimizer behind it, on the aggregated gradient.
 """
 
 import difflib
@@ -16,13 +16,13 @@ def all_methods(density: FieldReference) -> dict[str, ConfigDict]:
       density: fraction of the entries sent. A reference, so that overriding
         `config.density` reaches every method.
     """
-    dense = ConfigDict({"transform": "dense", "momentum": 0.9})
+    dense = ConfigDict({"transform": "dense", "sgd_momentum": 0.9})
 
     # Top-k with error feedback: the largest entries go, the rest waits.
     topk = ConfigDict(
         {
             "transform": "sparse",
-            "momentum": 0.9,
+            "sgd_momentum": 0.9,
             "decay": 1.0,  # of what waits, per step; 1 forgets nothing
             "scope": "global",  # one budget for the whole model, or "leaf": one per layer
             "codec": "bfloat16",
@@ -54,9 +54,12 @@ def all_methods(density: FieldReference) -> dict[str, ConfigDict]:
     dgc = ConfigDict(
         {
             "transform": "dgc",
-            "momentum": 0.0,
+            "sgd_momentum": 0.0,  # it is before the exchange:
+            "momentum": 0.9,
             "density": density,
-            "dgc_momentum": 0.9,
+            "sample": 0.1,  # fraction of the entries that the threshold is estimated on
+            "scope": "global",  # or "leaf"
+            "codec": "bfloat16",
             "nesterov": False,
             "masking": True,
             "clip_norm": 0.0,  # per worker, before its momentum; 0 for none
@@ -66,10 +69,10 @@ def all_methods(density: FieldReference) -> dict[str, ConfigDict]:
     )
 
     # Low rank: two thin factors instead of each matrix.
-    power_sgd = ConfigDict({"transform": "power_sgd", "momentum": 0.9, "rank": 1})
+    power_sgd = ConfigDict({"transform": "power_sgd", "sgd_momentum": 0.9, "rank": 1})
 
     # One bit an entry.
-    ef_sign_sgd = ConfigDict({"transform": "ef_sign_sgd", "momentum": 0.9})
+    ef_sign_sgd = ConfigDict({"transform": "ef_sign_sgd", "sgd_momentum": 0.9})
 
     return {
         "dense": dense,

@@ -117,5 +117,7 @@ TRANSFORMS = {
 
 def _choose(key: str, table: dict, name: str):
     if name not in table:
-        raise SetupError(f"{key}={name!r} is not known; choose from {', '.join(table)}.")
+        raise SetupError(
+            f"{key}={name!r} is not known; choose from {', '.join(table)}."
+        )
     return table[name]

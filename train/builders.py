@@ -99,7 +99,10 @@ class Digits(ArrayBuilder, skip_registration=True):
         order = np.random.default_rng(self.SPLIT_SEED).permutation(len(images))
         test, train = np.split(order, [round(self.TEST_FRACTION * len(images))])
         images = images.astype(np.uint8)
-        return {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
+        return {
+            "train": (images[train], labels[train]),
+            "test": (images[test], labels[test]),
+        }
 
 
 class Mnist(ArrayBuilder, skip_registration=True):

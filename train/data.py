@@ -57,7 +57,9 @@ def find_prepared(name: str, data_dir: str) -> tfds.core.DatasetBuilder | None:
     A set that is being prepared, or whose preparation was interrupted, lies in a folder
     ``incomplete.*`` and is not looked at.
     """
-    for info in sorted(Path(data_dir, name).glob("[0-9]*/dataset_info.json"), reverse=True):
+    for info in sorted(
+        Path(data_dir, name).glob("[0-9]*/dataset_info.json"), reverse=True
+    ):
         builder = tfds.builder_from_directory(info.parent)
         if builder.info.file_format is tfds.core.FileFormat.ARRAY_RECORD:
             return builder

@@ -94,15 +94,20 @@ class Workers:
         """Gives the local part its worker axis: this process's workers, all alike."""
         return shared, js.stack_workers(local, len(self.numbers))
 
-    def map_train(self, step: Callable) -> Callable:
+    def map_train(self, step: Callable, is_local: Any) -> Callable:
         """``(shared, local, batch) -> (shared, local, measured)``; state is donated.
 
-        ``measured`` has a worker axis: one value for each worker of this process.
+        Args:
+          step: ``(state, batch) -> (state, measured)`` of one worker.
+          is_local: the tree of bools that the state was split by.
+
+        Returns:
+          The step of all workers; ``measured`` gets a worker axis.
         """
 
         def mapped(shared, local, batch):
             state, measured = step(js.merge(shared, local), batch)
-            return *js.split(state, is_local(shared, local)), measured
+            return *js.split(state, is_local), measured
 
         axes = {"in_axes": (None, 0, 0), "out_axes": (None, 0, 0)}
         return self._pmap(mapped, **axes, donate_argnums=(0, 1))
@@ -147,15 +152,10 @@ class Workers:
         return (
             jax.tree.map(lambda x: describe(x, x.shape, PartitionSpec()), shared),
             jax.tree.map(
-                lambda x: describe(x, everyone + x.shape[1:], PartitionSpec(AXIS)), local
+                lambda x: describe(x, everyone + x.shape[1:], PartitionSpec(AXIS)),
+                local,
             ),
         )
-
-
-def is_local(shared: Any, local: Any) -> Any:
-    """The tree of bools that the two parts were split by."""
-    none = {"is_leaf": lambda x: x is None}
-    return jax.tree.map(lambda a, b: b is not None, shared, local, **none)
 
 
 def _devices(process: int) -> list[jax.Device]:

@@ -59,17 +59,13 @@ def classification(model: nn.Module, *, max_value: float) -> Task:
             train=True,
             mutable=list(model_state),
         )
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits, batch["label"]
-        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return losses.mean(), model_state
 
     def evaluate(params, model_state, batch):
         variables = {"params": params, **model_state}
         logits = model.apply(variables, pixels(batch), train=False)
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits, batch["label"]
-        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         correct = jnp.argmax(logits, axis=-1) == batch["label"]
         weight = batch["weight"]
         return Totals((losses * weight).sum(), (correct * weight).sum(), weight.sum())

@@ -1,0 +1,171 @@
+"""Checkpoints: what is shared once, what is local with its worker axis.
+
+Orbax writes a checkpoint into a temporary folder and renames it when it is whole, so an
+interrupt at any time leaves the one before. A checkpoint also holds who it is of: the
+method, the workers, the shapes of the parameters, the config.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+
+from train.errors import SetupError
+from train.parallel import Workers
+
+# These may change between a run's parts: they don't change its figures.
+FREE_KEYS = {
+    "checkpoint_every",
+    "checkpoints_kept",
+    "data.data_dir",
+    "data.source_dir",
+    "run",
+}
+
+
+class Parts(NamedTuple):
+    """A state as `jaxsparse.split` parts it; gives the leaves their names on disk."""
+
+    shared: Any
+    local: Any
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, workers: Workers, identity: dict, *, keep: int):
+        """Opens a run's checkpoints, and refuses those of another run.
+
+        Args:
+          folder: of the run.
+          workers: how local state is spread.
+          identity: from `identity`.
+          keep: how many checkpoints to keep.
+        """
+        self._workers, self._identity = workers, identity
+        self._manager = ocp.CheckpointManager(
+            (folder / "checkpoints").absolute(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep,
+                # A donated buffer must not be written while the next step reuses it.
+                enable_async_checkpointing=False,
+            ),
+            item_names=("state", "run"),
+        )
+        self.latest_step = self._manager.latest_step()
+        if self.latest_step is not None:
+            _check_same(self._record()["identity"], identity, folder)
+
+    def save(self, step: int, shared: Any, local: Any, progress: dict) -> None:
+        """Writes a checkpoint, unless there is one of this step.
+
+        Args:
+          step: steps taken.
+          shared: state that is the same on every worker.
+          local: state with a worker axis.
+          progress: what else a resumed run needs, as JSON.
+        """
+        if step == self.latest_step:
+            return
+        shared, local = self._workers.to_global(shared, local)
+        record = {"identity": self._identity, "progress": progress}
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(_by_path(shared, local)),
+                run=ocp.args.JsonSave(record),
+            ),
+        )
+        self.latest_step = step
+
+    def restore(self, shared: Any, local: Any) -> tuple[Any, Any, dict]:
+        """Reads the latest checkpoint.
+
+        Args:
+          shared: like the result's first part: a fresh state's.
+          local: like the second.
+
+        Returns:
+          ``(shared, local, progress)``.
+        """
+        wanted = self._workers.abstract(shared, local)
+        found = self._manager.restore(
+            self.latest_step,
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(_by_path(*wanted))),
+        )["state"]
+        treedef = jax.tree.structure(Parts(shared, local))
+        leaves = [found[path] for path in _by_path(shared, local)]
+        restored = self._workers.to_local(*jax.tree.unflatten(treedef, leaves))
+        return *restored, self._record()["progress"]
+
+    def close(self) -> None:
+        """Waits for what is still being written."""
+        self._manager.close()
+
+    def _record(self) -> dict:
+        args = ocp.args.Composite(run=ocp.args.JsonRestore())
+        return self._manager.restore(self.latest_step, args=args)["run"]
+
+
+def identity(config: Any, method: str, params: Any) -> dict[str, Any]:
+    """What makes a run this run and no other, as flat JSON."""
+    settings = config.to_dict()
+    settings["method"] = settings.pop("methods")[method]
+    return {
+        "method": method,
+        "workers": config.num_workers,
+        **{
+            f"parameter {jax.tree_util.keystr(path, simple=True, separator='/')}": (
+                f"{x.dtype}{list(x.shape)}"
+            )
+            for path, x in jax.tree_util.tree_leaves_with_path(params)
+        },
+        **{f"config.{k}": v for k, v in _flat(settings) if k not in FREE_KEYS},
+    }
+
+
+def remove(folder: Path) -> None:
+    """Removes what a run has written, and nothing else."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for name in ("history.jsonl", "summary.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _check_same(theirs: dict, ours: dict, folder: Path) -> None:
+    keys = [k for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
+    if keys:
+        shown = [
+            f"  {k}: {theirs.get(k, 'none')} there, {ours.get(k, 'none')} in this run"
+            for k in keys[:8]
+        ]
+        if len(keys) > len(shown):
+            shown.append(f"  and {len(keys) - len(shown)} more")
+        raise SetupError(
+            f"{folder} holds a checkpoint of another run:\n"
+            + "\n".join(shown)
+            + "\nStart over there with --fresh, or choose another folder with --workdir."
+        )
+
+
+def _by_path(shared: Any, local: Any) -> dict[str, Any]:
+    """Arrays by name: a file that can be read without the classes of the state."""
+    leaves = jax.tree_util.tree_leaves_with_path(Parts(shared, local))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves
+    }
+
+
+def _flat(settings: dict, prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested settings as dotted keys; tuples as lists, as JSON will give them back."""
+    items: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            items += _flat(value, f"{prefix}{key}.")
+        else:
+            value = list(value) if isinstance(value, tuple) else value
+            items.append((f"{prefix}{key}", value))
+    return items

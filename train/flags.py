@@ -1,0 +1,85 @@
+"""The command line, with errors that say what there is."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import runpy
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from train.errors import SetupError
+
+DEFAULT_CONFIG = str(Path(__file__).parents[1] / "configs" / "digits.py")
+
+
+def define(values: flags.FlagValues, argv: list[str]) -> None:
+    """Defines the flags of `train.main`."""
+    config_flags.DEFINE_config_file(
+        "config",
+        help_string="FILE or FILE:METHOD; METHOD is one of configs/methods.py, or "
+        "several with commas. --config.KEY=VALUE overrides a setting.",
+        flag_values=values,
+        sys_argv=argv,
+    )
+    text = {"default": None, "flag_values": values}
+    flags.DEFINE_string("workdir", help="Folder of the results.", **text)
+    flags.DEFINE_boolean(
+        "fresh", False, "Start over where the folder holds a run.", flag_values=values
+    )
+    flags.DEFINE_string("coordinator", help="HOST:PORT of process 0.", **text)
+    flags.DEFINE_integer("num_processes", help="How many there are.", **text)
+    flags.DEFINE_integer("process_id", help="Which one this is, from 0.", **text)
+
+
+def parse(argv: list[str], values: flags.FlagValues) -> list[str]:
+    """Parses a command line into ``values``, with the default setup if none is named.
+
+    Returns:
+      What is left of it.
+
+    Raises:
+      SetupError: an unknown setting, file or method.
+    """
+    if not any(re.fullmatch(r"--?config(=.*)?", arg) for arg in argv):
+        argv = [argv[0], f"--config={DEFAULT_CONFIG}", *argv[1:]]
+    define(values, argv)
+    try:
+        rest = values(argv)
+        _ = values.config.setup  # a file that isn't there is reported on first use
+        return rest
+    except (AttributeError, KeyError) as error:
+        raise SetupError(_unknown_key(argv) or str(error)) from error
+    except OSError as error:
+        known = sorted(p.name for p in Path(DEFAULT_CONFIG).parent.glob("[!_]*.py"))
+        raise SetupError(f"{error}\nSetups here: {', '.join(known)}.") from error
+
+
+def _unknown_key(argv: list[str]) -> str | None:
+    """The first setting of a command line that its config lacks, and what it has."""
+    path, _, methods = _config_argument(argv).partition(":")
+    config = runpy.run_path(path)["get_config"](methods)
+    for match in (re.match(r"--?config\.([\w.]+)", arg) for arg in argv):
+        node = config
+        for part in match[1].split(".") if match else ():
+            if not isinstance(node, ConfigDict) or part not in node:
+                known = sorted(node) if isinstance(node, ConfigDict) else []
+                close = difflib.get_close_matches(part, known, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                return (
+                    f"--config.{match[1]}: there is no setting {part!r}.{hint} "
+                    f"Known here: {', '.join(known) or 'none'}."
+                )
+            node = node[part]
+    return None
+
+
+def _config_argument(argv: list[str]) -> str:
+    for i, arg in enumerate(argv):
+        if re.fullmatch(r"--?config", arg):
+            return argv[i + 1]
+        if match := re.fullmatch(r"--?config=(.*)", arg):
+            return match[1]
+    raise SetupError("--config is missing.")

@@ -1,0 +1,210 @@
+"""One run: one method, from its first or its last checkpoint's step to its summary."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+import jaxsparse as js
+from train import build, checkpoint, report
+from train.data import Batches, Split, evaluation_batches
+from train.history import History
+from train.ledger import Ledger
+from train.log import Log
+from train.parallel import AXIS, Workers
+from train.state import create
+from train.step import Measured, eval_step, train_step
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved where it was."""
+
+
+def run(
+    config: ConfigDict,
+    method: str,
+    *,
+    folder: Path,
+    splits: dict[str, Split],
+    workers: Workers,
+    log: Log,
+    should_stop: Callable[[int], bool],
+) -> dict[str, Any]:
+    """Trains with one method, or goes on where an earlier run of it stopped.
+
+    Args:
+      config: all settings.
+      method: a key of ``config.methods``.
+      folder: of this run; must exist.
+      splits: the data.
+      workers: the devices.
+      log: where to speak.
+      should_stop: ``step -> bool``, asked after every step, by all processes alike.
+
+    Returns:
+      What is in ``summary.json``.
+
+    Raises:
+      Stopped: ``should_stop`` said so; a checkpoint is saved.
+    """
+    # --- Build ---------------------------------------------------------------------
+    task, tx = build.task(config), build.optimizer(config, method)
+    batches = Batches(
+        splits["train"],
+        seed=config.seed,
+        num_workers=config.num_workers,
+        batch_size=config.batch_size,
+    )
+    example = jax.tree.map(lambda x: x[0], batches.at(0, workers.numbers))
+    state = create(task, tx, config.seed, example)
+    step_of_worker = train_step(task, tx)
+    axis = {"axis_name": AXIS, "num_workers": config.num_workers}
+    ledger = Ledger(tx, state.params, **axis)
+    # Which leaves differ between workers; an error if the parameters would.
+    is_local = js.local_leaves(step_of_worker, state, example, **axis)
+    train = workers.map_train(step_of_worker, is_local)
+    evaluate = workers.map_eval(eval_step(task, AXIS))
+    identity = checkpoint.identity(config, method, state.params)
+    shared, local = workers.place(*js.split(state, is_local))
+    del state  # its buffers will be donated
+
+    # --- Resume --------------------------------------------------------------------
+    checkpoints = checkpoint.Checkpoints(
+        folder, workers, identity, keep=config.checkpoints_kept
+    )
+    start = checkpoints.latest_step or 0
+    if start == config.steps and (folder / "summary.json").exists():
+        log.say(f"{method}: finished before, see {folder}; --fresh trains it again")
+        return json.loads((folder / "summary.json").read_text())
+    if start:
+        shared, local, progress = checkpoints.restore(shared, local)
+        ledger.restart(progress)
+        log.say(f"{method}: goes on after step {start} of {config.steps}, see {folder}")
+    history = History(folder, upto=start)
+
+    # --- Train ---------------------------------------------------------------------
+    def test(step: int, train_loss: float | None) -> str:
+        totals = [
+            evaluate(shared, local, batch)
+            for batch in evaluation_batches(
+                splits["test"],
+                workers=workers.numbers,
+                num_workers=config.num_workers,
+                batch_size=config.eval_batch_size,
+            )
+        ]
+        loss, correct, examples = np.sum(jax.device_get(totals), axis=0)
+        row = {
+            "step": step,
+            "loss": float(loss / examples),
+            "accuracy": float(correct / examples),
+            "train_loss": train_loss,  # of this process's workers, at this step
+            "payload_up_bytes": ledger.up,
+            "payload_down_bytes": ledger.down,
+        }
+        history.add(row)
+        sent = report.human_bytes(ledger.up)
+        return f"accuracy {row['accuracy']:.2%}  loss {row['loss']:.4f}  sent {sent}"
+
+    stopwatch = Stopwatch()
+    with log.progress(method, config.steps) as show:
+        if start == 0:
+            show(0, test(0, None))
+        pending: Measured | None = None
+        for step in range(start + 1, config.steps + 1):
+            batch = batches.at(step - 1, workers.numbers)
+            shared, local, measured = train(shared, local, batch)
+            # Read the step before while this one runs: the devices never wait for us.
+            if pending is not None:
+                book(pending, ledger)
+                stopwatch.lap()
+                show(step - 1, "")
+            pending = measured
+
+            last = step == config.steps
+            stop = should_stop(step) and not last
+            test_due = last or step % config.eval_every == 0
+            save_due = last or stop or step % config.checkpoint_every == 0
+            if test_due or save_due:
+                train_loss, pending = book(pending, ledger), None
+                if test_due:
+                    show(step, test(step, train_loss))
+                if save_due:
+                    checkpoints.save(step, shared, local, ledger.progress())
+                stopwatch.restart()
+            if stop:
+                checkpoints.close()
+                raise Stopped(f"{method}: stopped after step {step}, saved in {folder}")
+    checkpoints.close()
+
+    # --- Summarise -----------------------------------------------------------------
+    summary = summarise(config, method, history.rows[-1], ledger, stopwatch.median_ms())
+    if jax.process_index() == 0:
+        report.write_json(folder / "summary.json", summary)
+    return summary
+
+
+def book(measured: Measured, ledger: Ledger) -> float:
+    """Adds a step's bytes to the ledger; returns its loss, mean of our workers."""
+    loss, phase, skipped = jax.device_get(
+        (measured.loss, measured.js.phase, measured.js.skipped)
+    )
+    # Phase and count are the same on every worker.
+    ledger.add(phase=int(phase[0]), skipped=int(skipped[0]))
+    return float(loss.mean())
+
+
+def summarise(
+    config: ConfigDict, method: str, last: dict, ledger: Ledger, step_ms: float | None
+) -> dict[str, Any]:
+    """What a run's ``summary.json`` says; bytes are those of one worker."""
+    # A steady step is one of the phase that the run ended in: after any warm-up.
+    up, down = ledger.per_step(ledger.phase)
+    dense_bytes = ledger.dense_per_step * config.steps
+    return {
+        "method": method,
+        "workers": config.num_workers,
+        "steps": config.steps,
+        "accuracy": last["accuracy"],
+        "loss": last["loss"],
+        "payload_up_bytes": ledger.up,
+        "payload_down_bytes": ledger.down,
+        "payload_up_bytes_per_step": up,
+        "payload_down_bytes_per_step": down,
+        "dense_bytes": dense_bytes,
+        "dense_bytes_per_step": ledger.dense_per_step,
+        "ratio": dense_bytes / ledger.up,
+        "ratio_per_step": ledger.dense_per_step / up,
+        "step_ms": step_ms,
+    }
+
+
+class Stopwatch:
+    """Times of steps that follow each other without a pause."""
+
+    def __init__(self):
+        self._laps: list[float] = []
+        self._since: float | None = None
+
+    def lap(self) -> None:
+        """A step has ended; its time counts if the one before ended here too."""
+        now = time.perf_counter()
+        if self._since is not None:
+            self._laps.append(now - self._since)
+        self._since = now
+
+    def restart(self) -> None:
+        """Something other than a step has taken time."""
+        self._since = None
+
+    def median_ms(self) -> float | None:
+        """Milliseconds of the median step; None if none was timed."""
+        return 1000 * statistics.median(self._laps) if self._laps else None

@@ -1,0 +1,99 @@
+"""Trains a model with compressed gradients and compares methods.
+
+    python -m train.main [--config=configs/NAME.py:METHOD] [--config.KEY=VALUE ...]
+
+`scripts/train` does the same and sets up what is needed first. This file is short on
+purpose: one run is in `loop.py`, what it is made of in `build.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import jax
+from absl import app, flags, logging
+
+from train import checkpoint, data, history, loop, parallel, report
+from train import flags as train_flags
+from train.errors import SetupError
+from train.interrupt import Interrupt
+from train.log import Log
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Runs the methods of a config one after another, then compares them."""
+    if len(argv) > 1:
+        raise SetupError(f"Unknown arguments: {' '.join(argv[1:])}.")
+    logging.set_verbosity(logging.WARNING)  # orbax and TFDS tell a lot
+    config = FLAGS.config
+    parallel.start(
+        config.num_workers,
+        coordinator=FLAGS.coordinator,
+        num_processes=FLAGS.num_processes,
+        process_id=FLAGS.process_id,
+    )
+    log, workers = Log(), parallel.Workers(config.num_workers)
+    workdir = Path(FLAGS.workdir or Path("runs", config.setup))
+    folders = {method: workdir / method for method in config.run}
+    for folder in folders.values():
+        make_folder(folder, fresh=FLAGS.fresh)
+    splits = data.load(
+        config.data.name,
+        data_dir=config.data.data_dir,
+        source_dir=config.data.source_dir,
+    )
+    with Interrupt() as interrupt:
+        summaries = [
+            loop.run(
+                config,
+                method,
+                folder=folder,
+                splits=splits,
+                workers=workers,
+                log=log,
+                should_stop=interrupt.asked,
+            )
+            for method, folder in folders.items()
+        ]
+    if jax.process_index() == 0:
+        histories = {method: history.read(f) for method, f in folders.items()}
+        report.write_json(workdir / "summary.json", summaries)
+        report.picture(workdir / "results.png", config.setup, histories)
+        log.console.print(report.table(summaries))
+        log.say(
+            f"In {workdir}: results.png, summary.json, and a folder for each method"
+        )
+
+
+def make_folder(folder: Path, *, fresh: bool) -> None:
+    """Makes a run's folder, and finds out now and not after an hour if it can't."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SetupError(
+            f"The run folder cannot be written: {error}. Choose another with --workdir."
+        ) from error
+    if fresh and jax.process_index() == 0:
+        checkpoint.remove(folder)
+
+
+def run() -> None:
+    """The command: errors that a user can put right come without a traceback."""
+    try:
+        app.run(main, flags_parser=lambda argv: train_flags.parse(argv, FLAGS))
+    except SetupError as error:
+        sys.exit(f"error: {error}")
+    except loop.Stopped as stopped:
+        print(f"{stopped}. The same command goes on from there.", file=sys.stderr)
+        sys.exit(130)  # as a shell reports an interrupted program
+
+
+if __name__ == "__main__":
+    run()

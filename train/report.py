@@ -1,0 +1,76 @@
+"""What is left of a run: summary.json, a table, a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file that is never seen half-written."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(unfinished, path)
+
+
+def table(summaries: Sequence[dict[str, Any]]) -> Table:
+    """One row for each method; bytes are those of one worker."""
+    out = Table(title=f"{summaries[0]['workers']} workers; bytes of one worker")
+    for column in ("method", "accuracy", "loss", "up", "down", "ratio"):
+        out.add_column(column, justify="left" if column == "method" else "right")
+    for column in ("up/step", "ratio/step", "ms/step"):
+        out.add_column(column, justify="right")
+    for s in summaries:
+        out.add_row(
+            s["method"],
+            f"{s['accuracy']:.2%}",
+            f"{s['loss']:.4f}",
+            human_bytes(s["payload_up_bytes"]),
+            human_bytes(s["payload_down_bytes"]),
+            f"{s['ratio']:.1f}",
+            human_bytes(s["payload_up_bytes_per_step"]),
+            f"{s['ratio_per_step']:.1f}",
+            "-" if s["step_ms"] is None else f"{s['step_ms']:.1f}",
+        )
+    return out
+
+
+def picture(path: Path, title: str, histories: dict[str, list[dict[str, Any]]]) -> None:
+    """Loss and accuracy, against steps and against bytes, a line for each method."""
+    # Not pyplot: it keeps global state and looks for a display.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(2, 2, sharex="col", sharey="row")
+    for method, rows in histories.items():
+        against = ([r["step"] for r in rows], [r["payload_up_bytes"] for r in rows])
+        for line, key in enumerate(("loss", "accuracy")):
+            for column, x in enumerate(against):
+                axes[line, column].plot(x, [r[key] for r in rows], label=method)
+    for line in axes:
+        for ax in line:
+            ax.grid(alpha=0.3)
+    axes[0, 0].set(ylabel="test loss", yscale="log")
+    axes[1, 0].set(ylabel="test accuracy", xlabel="steps")
+    # The first point is at 0 bytes, which a logarithm has no place for.
+    axes[1, 1].set(xlabel="bytes sent by one worker", xscale="log")
+    axes[0, 0].legend()
+    figure.savefig(path, dpi=120)
+
+
+def human_bytes(count: int) -> str:
+    """A count of bytes for people, in powers of 1000.
+
+    >>> human_bytes(1234567)
+    '1.23 MB'
+    """
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 999.5 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"
