@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import optax
 
-from .arguments import check_density, check_positive_int
+from .arguments import (
+    check_axis_name,
+    check_density,
+    check_number,
+    check_positive_int,
+)
 from .base import Reducer
 from .codec import Codec
 from .exchange import all_gather, collectives
@@ -117,13 +122,15 @@ def clip_by_local_norm(
       A transformation without state.
 
     Raises:
-      ValueError: ``clip_norm`` is not positive.
+      ValueError, TypeError: ``clip_norm`` is not positive, ``axis_name`` is no name.
 
     References:
       Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", 2018.
     """
-    if isinstance(clip_norm, (int, float)) and not clip_norm > 0:
-        raise ValueError(f"`clip_norm` must be positive, got {clip_norm}.")
+    check_number(
+        "clip_by_local_norm(clip_norm=...)", clip_norm, "be positive", lambda x: x > 0
+    )
+    check_axis_name("clip_by_local_norm(axis_name=...)", axis_name)
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -14,17 +15,17 @@ def check_density(call: str, density: Any) -> float:
     """A fraction in (0, 1], as a float.
 
     Raises:
-      TypeError: not a Python number (a traced array, a string, ...).
+      TypeError: not a Python number (an array, a string, ...).
       ValueError: outside (0, 1], or NaN.
     """
-    if isinstance(density, jax.core.Tracer):
+    if isinstance(density, jax.Array):
         raise TypeError(
-            f"`{call}` must be a Python number: shapes depend on it. Under "
-            "`optax.inject_hyperparams` name it in `static_args`."
+            f"`{call}` must be a Python number, got the array {density}: shapes "
+            "depend on it. Under `optax.inject_hyperparams` name it in `static_args`."
         )
     if isinstance(density, bool) or not isinstance(density, numbers.Real):
         raise TypeError(f"`{call}` must be a number in (0, 1], got {density!r}.")
-    if not 0 < density <= 1:
+    if not 0 < float(density) <= 1:
         raise ValueError(
             f"`{call}` must lie in (0, 1], got {density}. It is the fraction of "
             "entries kept: pass 0.01 for one per cent."
@@ -49,14 +50,32 @@ def check_positive_int(call: str, value: Any, minimum: int = 1) -> int:
     return int(value)
 
 
-def check_fraction(call: str, value: Any) -> None:
-    """A number in [0, 1]; traced values pass, they cannot be looked at.
+def check_number(
+    call: str, value: Any, must: str, good: Callable[[float], bool]
+) -> None:
+    """A number that is ``good``; arrays pass: traced ones cannot be looked at.
+
+    Args:
+      call: the argument in call syntax.
+      value: what was given.
+      must: what it must do, as in "be positive".
+      good: whether a number does; False for NaN.
 
     Raises:
-      ValueError: outside [0, 1], or NaN.
+      TypeError: neither a number nor an array.
+      ValueError: a number that is not good.
     """
-    if isinstance(value, numbers.Real) and not 0 <= value <= 1:
-        raise ValueError(f"`{call}` must lie in [0, 1], got {value}.")
+    if isinstance(value, jax.Array):
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"`{call}` must be a number, got {value!r}.")
+    if not good(float(value)):
+        raise ValueError(f"`{call}` must {must}, got {value}.")
+
+
+def check_fraction(call: str, value: Any) -> None:
+    """A number in [0, 1]; see `check_number`."""
+    check_number(call, value, "lie in [0, 1]", lambda x: 0 <= x <= 1)
 
 
 def check_axis_name(call: str, axis_name: Any) -> None:

@@ -100,9 +100,8 @@ def error_feedback(
         del params, extra_args
         residual = state.residual.value
         tree.check_matches(updates, residual, "the residual of `error_feedback`")
-        compensated = jax.tree.map(
-            lambda g, r: g.astype(jnp.float32) + decay * r, updates, residual
-        )
+        grads = tree.cast_float32(updates)
+        compensated = jax.tree.map(lambda g, r: g + decay * r, grads, residual)
         mean, left, inner = reducer.reduce(compensated, state.reducer)
         return tree.cast_like(mean, updates), ErrorFeedbackState(
             WorkerLocal(left), inner
@@ -174,7 +173,7 @@ def momentum_correction(
         del params, extra_args
         u, v = state.momentum.value, state.velocity.value
         tree.check_matches(updates, v, "the velocity of `momentum_correction`")
-        grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        grads = tree.cast_float32(updates)
         if nesterov:
             u = jax.tree.map(lambda u, g: momentum * (u + g), u, grads)
             v = jax.tree.map(lambda v, u, g: v + u + g, v, u, grads)

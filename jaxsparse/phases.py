@@ -19,7 +19,8 @@ from .base import PyTree, Reducer
 class PhasesState(NamedTuple):
     """State of `phases`."""
 
-    count: Array  # shape=(), dtype=int32; steps taken, stops at its maximum
+    # shape=(), dtype=int32; steps taken, stops at its maximum
+    count: Array  # type: ignore[assignment]  # shadows tuple.count, as in optax
     phase: Array  # shape=(), dtype=int32; of the latest step
     reducer: PyTree  # one state, handed from phase to phase
 
@@ -53,7 +54,6 @@ def phases(schedule: Sequence[tuple[int | None, Reducer]]) -> Reducer:
       >>> print(*jax.vmap(twice, axis_name="w", out_axes=None)(jnp.ones((2, 2))))
       [1. 1.] [1. 0.]
     """
-    schedule = [tuple(pair) for pair in schedule]
     _check_schedule(schedule)
     ends = [until for until, _ in schedule[:-1]]
     reducers = [reducer for _, reducer in schedule]
@@ -91,7 +91,14 @@ def phases(schedule: Sequence[tuple[int | None, Reducer]]) -> Reducer:
     return Reducer(init, reduce)
 
 
-def _check_schedule(schedule: list) -> None:
+def _check_schedule(schedule: Sequence) -> None:
+    if isinstance(schedule, Reducer) or not all(
+        isinstance(phase, tuple | list) and len(phase) == 2 for phase in schedule
+    ):
+        raise TypeError(
+            "`phases([...])` takes a list of pairs (until_step, reducer), got "
+            f"{type(schedule).__name__}."
+        )
     if not schedule:
         raise ValueError("`phases([...])` needs at least one (until_step, reducer).")
     last = 0
@@ -117,14 +124,8 @@ def _check_schedule(schedule: list) -> None:
 
 
 def _check_same(one: tuple[int, PyTree], other: tuple[int, PyTree]) -> None:
-    def describe(state):
-        return {
-            tree.name(path): f"{leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        }
-
-    a, b = describe(one[1]), describe(other[1])
-    if a != b or jax.tree.structure(one[1]) != jax.tree.structure(other[1]):
+    a, b = tree.describe(one[1]), tree.describe(other[1])
+    if a != b or not tree.same_structure(one[1], other[1]):
         raise ValueError(
             "the phases of `phases([...])` share one state, but their states differ: "
             f"phase {one[0]} has {a}, phase {other[0]} has {b}. Use methods of the "

@@ -14,14 +14,13 @@ selection          chooses                                        cost on n entr
 from __future__ import annotations
 
 import math
-import numbers
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .arguments import check_density, check_positive_int, entries
+from .arguments import check_density, check_number, check_positive_int, entries
 from .base import Priority, PyTree, Selection
 from .bits import compact
 from .priority import magnitude
@@ -31,10 +30,15 @@ def _no_overflow() -> Array:
     return jnp.zeros((), jnp.int32)
 
 
+def _defined(scores: Array) -> Array:
+    """Infinity for NaN, whose place in an order depends on the backend."""
+    return jnp.where(jnp.isnan(scores), jnp.inf, scores)
+
+
 def top_k(density: float, priority: Priority | None = None) -> Selection:
     """Selects exactly the ``k = ceil(density * n)`` entries of highest score.
 
-    Ties go to the lower index; NaN counts as largest.
+    Ties go to the lower index; NaN counts as infinite.
 
     Args:
       density: fraction of the entries kept, in (0, 1]. Lower: fewer bytes, larger
@@ -56,7 +60,8 @@ def top_k(density: float, priority: Priority | None = None) -> Selection:
     priority = magnitude() if priority is None else priority
 
     def select(x: Array, state: PyTree) -> tuple[Array, Array]:
-        _, indices = lax.top_k(priority.score(state, x), entries(density, x.shape[0]))
+        scores = _defined(priority.score(state, x))
+        _, indices = lax.top_k(scores, entries(density, x.shape[0]))
         return indices, _no_overflow()
 
     return Selection(
@@ -75,7 +80,11 @@ def sampled_top_k(
 
     The threshold is estimated from a strided sample: its ``density`` largest lie above.
     While the number of entries at or above it is outside ``tolerance`` times k it is
-    multiplied by 0.8 or 1.25. Among these candidates the k largest are kept, exactly.
+    multiplied by 0.8 or 1.25, or halved in between once it is bounded on both sides.
+    Among these candidates the k largest are kept, exactly. NaN counts as infinite.
+
+    Where no threshold will do, as among equal entries, there are too many candidates:
+    the first ``high * k`` by index are looked at.
 
     Args:
       density: fraction of the entries kept, in (0, 1].
@@ -101,7 +110,7 @@ def sampled_top_k(
     density = check_density("sampled_top_k(density=...)", density)
     sample = check_density("sampled_top_k(sample=...)", sample)
     low, high = tolerance
-    if not 0 < low <= 1 <= high:
+    if not 0 < low <= 1 <= high < math.inf:
         raise ValueError(
             "`sampled_top_k(tolerance=...)` must be a pair with 0 < low <= 1 <= high, "
             f"got {tolerance}."
@@ -114,35 +123,47 @@ def sampled_top_k(
         k = entries(density, n)
         if n == 0:
             return jnp.zeros(0, jnp.int32), _no_overflow()
-        scores = jnp.abs(x)
+        scores = _defined(jnp.abs(x))
         m = min(n, max(entries(sample, n), math.ceil(2 / density)))
         sampled = scores[:: n // m]
         kth = entries(density, sampled.shape[0])
         first = lax.top_k(sampled, kth)[0][-1]
 
+        def candidates(threshold):
+            # A threshold of zero would make every zero entry a candidate.
+            return (scores >= threshold) & (scores > 0)
+
         def count(threshold):
-            return jnp.sum(scores >= threshold, dtype=jnp.int32)
+            return jnp.sum(candidates(threshold), dtype=jnp.int32)
 
         def outside(carry):
-            threshold, found, step = carry
+            threshold, found, _, _, step = carry
             wrong = (found < low * k) | (found > high * k)
             return wrong & (threshold > 0) & (step < max_adjustments)
 
         def adjust(carry):
-            threshold, found, step = carry
-            threshold = threshold * jnp.where(found < k, 0.8, 1.25)
-            return threshold, count(threshold), step + 1
+            threshold, found, below, above, step = carry
+            below = jnp.where(found < k, below, threshold)
+            above = jnp.where(found < k, threshold, above)
+            threshold = jnp.where(
+                (below > 0) & (above < jnp.inf),
+                below + (above - below) / 2,
+                threshold * jnp.where(found < k, 0.8, 1.25),
+            )
+            return threshold, count(threshold), below, above, step + 1
 
-        threshold, found, _ = lax.while_loop(
-            outside, adjust, (first, count(first), jnp.zeros((), jnp.int32))
+        zero, inf = jnp.zeros((), jnp.float32), jnp.full((), jnp.inf, jnp.float32)
+        threshold, found, below, _, _ = lax.while_loop(
+            outside, adjust, (first, count(first), zero, inf, jnp.zeros((), jnp.int32))
         )
-        # A threshold of zero would call every zero entry a candidate.
-        candidates = compact(
-            (scores >= threshold) & (scores > 0), min(n, math.ceil(high * k))
-        )
-        at_candidates = scores.at[candidates].get(mode="fill", fill_value=-1.0)
-        _, order = lax.top_k(at_candidates, k)
-        return candidates[order], jnp.maximum(found - k, 0)
+        # Rather too many than too few, where a threshold with enough was seen.
+        threshold = jnp.where((found < low * k) & (below > 0), below, threshold)
+        chosen = candidates(threshold)
+        indices = compact(chosen, min(n, math.ceil(high * k)))
+        at_indices = scores.at[indices].get(mode="fill", fill_value=-1.0)
+        _, order = lax.top_k(at_indices, k)
+        overflow = jnp.sum(chosen, dtype=jnp.int32) - k
+        return indices[order], jnp.maximum(overflow, 0)
 
     return Selection(
         lambda n: entries(density, n), lambda n: (), select, lambda state, mean: state
@@ -153,7 +174,7 @@ def threshold(value: float | Array, *, max_density: float) -> Selection:
     """Selects every entry with ``|x| > value``, up to a fixed capacity.
 
     Where more qualify than ``k = ceil(max_density * n)``, the k largest are taken and
-    the rest counted as overflow; it stays in ``left``.
+    the rest counted as overflow; it stays in ``left``. NaN counts as infinite.
 
     Args:
       value: the magnitude above which an entry is sent, >= 0; may be traced.
@@ -174,16 +195,18 @@ def threshold(value: float | Array, *, max_density: float) -> Selection:
       Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
       2015 (who sends the threshold's value in place of the entry's).
     """
-    if isinstance(value, numbers.Real) and not 0 <= value < math.inf:
-        raise ValueError(
-            f"`threshold(value=...)` must be finite and not negative, got {value}."
-        )
+    check_number(
+        "threshold(value=...)",
+        value,
+        "be finite and not negative",
+        lambda x: 0 <= x < math.inf,
+    )
     max_density = check_density("threshold(max_density=...)", max_density)
 
     def select(x: Array, state: PyTree) -> tuple[Array, Array]:
         del state
         k = entries(max_density, x.shape[0])
-        scores = jnp.abs(x)
+        scores = _defined(jnp.abs(x))
         over = scores > value
         found = jnp.sum(over, dtype=jnp.int32)
         indices = lax.cond(
@@ -298,38 +321,3 @@ def _rotate(indices: Array, offset: Array, n: int) -> Array:
     return jnp.where(
         indices >= n - offset, indices - (n - offset), indices + offset
     ).astype(jnp.int32)
-
-
-def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
-    """The same selection on every leaf of a flat vector: a budget per layer.
-
-    Args:
-      selection: applied to each leaf on its own, with its own state.
-      sizes: entries of the leaves, in order; their sum is n.
-
-    Returns:
-      A `Selection` over the whole vector. Its order is by leaf.
-    """
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-
-    def select(x: Array, state: PyTree) -> tuple[Array, Array]:
-        n, found, overflow = x.shape[0], [], _no_overflow()
-        for start, size, part in zip(starts, sizes, state, strict=True):
-            indices, over = selection.select(x[start : start + size], part)
-            found.append(jnp.where(indices < size, indices + start, n))
-            overflow = overflow + over
-        return jnp.concatenate(found), overflow
-
-    def observe(state: PyTree, mean: Array) -> PyTree:
-        return tuple(
-            selection.observe(part, mean[start : start + size])
-            for start, size, part in zip(starts, sizes, state, strict=True)
-        )
-
-    return Selection(
-        count=lambda n: sum(map(selection.count, sizes)),
-        init=lambda n: tuple(map(selection.init, sizes)),
-        select=select,
-        observe=observe,
-        agreed=selection.agreed,
-    )

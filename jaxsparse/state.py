@@ -82,7 +82,7 @@ def local_leaves(
         seen: list[bool] = []
 
         def traced(leaves, batch):
-            out = _new_state(step(jax.tree.unflatten(treedef, leaves), batch), treedef)
+            out = _new_state(step(jax.tree.unflatten(treedef, leaves), batch), state)
             return [_probe(leaf, seen) for leaf in jax.tree.leaves(out)]
 
         arguments = [
@@ -156,7 +156,7 @@ def state_axes(state: PyTree) -> PyTree:
     if isinstance(state, WorkerLocal):
         return 0
     children, treedef = jax.tree.flatten(state, is_leaf=lambda x: x is not state)
-    if treedef == jax.tree.structure(0):  # a leaf
+    if tree.same_structure(state, 0):  # a leaf
         return None
     axes = [state_axes(child) for child in children]
     if all(axis is None for axis in axes):
@@ -183,14 +183,14 @@ def _probe(x: Any, seen: list[bool]) -> Any:
     return identity(x)
 
 
-def _new_state(out: Any, treedef: Any) -> PyTree:
+def _new_state(out: Any, state: PyTree) -> PyTree:
     for candidate in (out, out[0] if isinstance(out, tuple) and out else None):
-        if jax.tree.structure(candidate) == treedef:
+        if tree.same_structure(candidate, state):
             return candidate
     raise ValueError(
         "`local_leaves` wants a step that returns the new state, or a tuple that "
-        f"begins with it, in the structure it got: {treedef}; the step returned "
-        f"{jax.tree.structure(out)}."
+        f"begins with it, in the structure it got: "
+        f"{jax.tree.structure(state)}; the step returned {jax.tree.structure(out)}."
     )
 
 

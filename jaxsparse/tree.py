@@ -7,6 +7,7 @@ where each one lies. Everything here works on abstract arrays as well.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -80,12 +81,23 @@ def unflatten(vector: Array, spec: Layout) -> PyTree:
     return jax.tree.unflatten(spec.treedef, leaves)
 
 
+def zeros(spec: Layout) -> PyTree:
+    """A tree of zeros, the same on every worker whatever the spec was taken from."""
+    return unflatten(jnp.zeros(spec.size, jnp.float32), spec)
+
+
 def narrow(x: Array, dtype: Any) -> Array:
     """Casts, clamping what is finite to the dtype's range instead of making it inf."""
     if jnp.finfo(dtype).max < jnp.finfo(x.dtype).max:
         limit = jnp.asarray(jnp.finfo(dtype).max, x.dtype)
         x = jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), x)
     return x.astype(dtype)
+
+
+def cast_float32(tree: PyTree) -> PyTree:
+    """Casts every leaf to float32, after `layout`'s check of them."""
+    layout(tree)
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
@@ -125,11 +137,45 @@ def check_matches(tree: PyTree, reference: PyTree, what: str) -> None:
                 f"{known.get(leaf, 'missing')}. Call `init` with the parameters "
                 "whose gradients are passed to `update`."
             )
-    if jax.tree.structure(tree) != jax.tree.structure(reference):
+    if not same_structure(tree, reference):
         raise ValueError(
             f"updates do not match {what}: the containers differ, "
             f"{jax.tree.structure(tree)} now, {jax.tree.structure(reference)} at init."
         )
+
+
+def check_state(state: PyTree, init: Callable, updates: PyTree, what: str) -> None:
+    """Raises if ``state`` is not such as ``init`` makes for trees like ``updates``.
+
+    Raises:
+      ValueError: shows both states. ``what`` names the transformation.
+    """
+    wanted = jax.eval_shape(init, updates)
+    if not same_structure(state, wanted) or describe(state) != describe(wanted):
+        raise ValueError(
+            f"updates do not match the state of `{what}`, which was made for another "
+            f"tree: it is {describe(state)}, and updates like these want "
+            f"{describe(wanted)}. Call `init` with the parameters whose gradients are "
+            "passed to `update`."
+        )
+
+
+def same_structure(one: PyTree, other: PyTree) -> bool:
+    """Whether two trees have the same containers and the same number of leaves."""
+    structure: Any = jax.tree.structure(one)
+    return structure == jax.tree.structure(other)
+
+
+def describe(tree: PyTree) -> dict[str, str]:
+    """Dtype and shape of every leaf by its path, for error messages.
+
+    >>> describe({"bias": jnp.zeros(3)})
+    {'bias': 'float32[3]'}
+    """
+    return {
+        name(path): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def name(path: tuple[Any, ...]) -> str:

@@ -29,7 +29,7 @@ from ..exchange import collectives
 class LowRankState(NamedTuple):
     """State of `low_rank`, the same on all workers."""
 
-    factors: tuple[Array, ...]  # Q of each compressed leaf, (columns, rank), float32
+    factors: Array  # float32; Q of each compressed leaf, columns x rank, end to end
 
 
 def low_rank(rank: int, *, axis_name: collectives.AxisName, seed: int = 0) -> Reducer:
@@ -51,7 +51,9 @@ def low_rank(rank: int, *, axis_name: collectives.AxisName, seed: int = 0) -> Re
     Differences from the paper:
       Each matrix is orthogonalised on its own, by QR, which is sound for zero and
       rank-deficient ones. Q is normalised before use, so that P has the scale of M and
-      not of its square. The last axis makes the columns, as JAX's kernels have it.
+      not of its square. A column of Q that vanishes is drawn again, or gradients
+      orthogonal to it would wait for ever. The last axis makes the columns, as JAX's
+      kernels have it.
 
     References:
       Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression
@@ -65,26 +67,24 @@ def low_rank(rank: int, *, axis_name: collectives.AxisName, seed: int = 0) -> Re
         rows, columns = _matrix(shape)
         return rank * (rows + columns) < rows * columns
 
+    def factors_of(spec: tree.Layout) -> tree.Layout:
+        shapes = [(_matrix(s)[1], rank) for s in spec.shapes if compressed(s)]
+        return tree.layout([jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
+
+    def drawn(spec: tree.Layout) -> Array:
+        """The first factors, the same on all workers."""
+        return jax.random.normal(jax.random.key(seed), (factors_of(spec).size,))
+
     def init(params: PyTree) -> LowRankState:
-        shapes = [shape for shape in tree.layout(params).shapes if compressed(shape)]
-        return LowRankState(
-            tuple(
-                jax.random.normal(
-                    jax.random.fold_in(jax.random.key(seed), i),
-                    (_matrix(shape)[1], rank),
-                    jnp.float32,
-                )
-                for i, shape in enumerate(shapes)
-            )
-        )
+        return LowRankState(drawn(tree.layout(params)))
 
     def reduce(updates: PyTree, state: LowRankState):
         collectives.axis_size(axis_name)
         collectives.check_local(updates, axis_name)
+        tree.check_state(state, init, updates, "low_rank")
         spec = tree.layout(updates)
         leaves = jax.tree.leaves(updates)
         chosen = [compressed(shape) for shape in spec.shapes]
-        _check_factors(spec, chosen, state.factors)
         matrices = [
             _bounded(leaf.astype(jnp.float32).reshape(_matrix(leaf.shape)))
             for leaf, low in zip(leaves, chosen, strict=True)
@@ -96,7 +96,9 @@ def low_rank(rank: int, *, axis_name: collectives.AxisName, seed: int = 0) -> Re
             if not low
         ]
 
-        bases = [_orthonormal(q) for q in state.factors]
+        first = tree.unflatten(drawn(spec), factors_of(spec))
+        before = tree.unflatten(state.factors, factors_of(spec))
+        bases = [_orthonormal(_alive(q, r)) for q, r in zip(before, first, strict=True)]
         sketches = [m @ q for m, q in zip(matrices, bases, strict=True)]
         sketches, plain = _mean_of((sketches, plain), axis_name)
         left_bases = [_orthonormal(p) for p in sketches]
@@ -117,7 +119,7 @@ def low_rank(rank: int, *, axis_name: collectives.AxisName, seed: int = 0) -> Re
                 lefts.append(jnp.zeros_like(leaf))
         mean = tree.cast_like(jax.tree.unflatten(spec.treedef, means), updates)
         left = tree.cast_like(jax.tree.unflatten(spec.treedef, lefts), updates)
-        return mean, left, LowRankState(tuple(factors))
+        return mean, left, LowRankState(tree.flatten(factors)[0])
 
     return Reducer(init, reduce)
 
@@ -136,6 +138,11 @@ def _orthonormal(x: Array) -> Array:
     return jnp.linalg.qr(x / scale)[0]
 
 
+def _alive(q: Array, drawn: Array) -> Array:
+    """Q, with the columns that are all zero drawn again: M Q would be zero for ever."""
+    return jnp.where(jnp.any(q != 0, axis=0), q, drawn)
+
+
 def _bounded(x: Array) -> Array:
     """Clamps so that products with orthonormal factors stay finite, even summed."""
     limit = jnp.finfo(jnp.float32).max / (8.0 * max(x.size, 1))
@@ -145,15 +152,6 @@ def _bounded(x: Array) -> Array:
 def _mean_of(arrays: PyTree, axis_name: collectives.AxisName) -> PyTree:
     """The mean of a tree of float32 arrays by one collective."""
     x, spec = tree.flatten(arrays)
-    return tree.unflatten(collectives.mean(x, axis_name), spec) if spec.size else arrays
-
-
-def _check_factors(spec: tree.Layout, chosen: list, factors: tuple) -> None:
-    shapes = [s for s, low in zip(spec.shapes, chosen, strict=True) if low]
-    wanted = [_matrix(shape)[1] for shape in shapes]
-    if wanted != [q.shape[0] for q in factors]:
-        raise ValueError(
-            f"updates do not match the state of `low_rank`: matrices with {wanted} "
-            f"columns now, {[q.shape[0] for q in factors]} at init. Call `init` with "
-            "the parameters whose gradients are passed to `update`."
-        )
+    if spec.size == 0:
+        return tree.zeros(spec)
+    return tree.unflatten(collectives.mean(x, axis_name), spec)

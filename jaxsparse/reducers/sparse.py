@@ -7,11 +7,11 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 
 from .. import tree
-from ..arguments import check_axis_name
+from ..arguments import check_axis_name, check_positive_int
 from ..base import Exchange, ExchangeMetrics, PyTree, Reducer, Selected, Selection
 from ..codec import Codec, bfloat16
 from ..exchange import collectives
-from ..selection import per_leaf
+from ..scope import per_leaf
 
 
 class SparseState(NamedTuple):
@@ -52,7 +52,8 @@ def sparse(
 
     Raises:
       ValueError, TypeError: an argument out of its range; at ``init`` a tree with
-        leaves that are not floating point, or with more than ``2**31 - 2`` entries.
+        leaves that are not floating point, or with more than ``2**31 - 2`` entries;
+        at ``reduce`` a tree that is not like the one at ``init``.
 
     Example:
       >>> import jax, jaxsparse as js
@@ -78,6 +79,8 @@ def sparse(
                 f"`sparse({argument}=...)` must be made by a call such as `{call}`, "
                 f"got {given!r}."
             )
+    if num_workers is not None:
+        check_positive_int("sparse(num_workers=...)", num_workers)
     codec = bfloat16() if codec is None else codec
 
     def scoped(spec: tree.Layout) -> Selection:
@@ -98,8 +101,9 @@ def sparse(
         collectives.check_local(updates, axis_name)
         spec = tree.layout(updates)
         if spec.size == 0:
-            return updates, updates, state
+            return tree.zeros(spec), updates, state
         tree.check_size(spec)
+        tree.check_state(state, init, updates, "sparse")
         x, _ = tree.flatten(updates)
         chosen = scoped(spec)
         indices, overflow = chosen.select(x, state.selection)

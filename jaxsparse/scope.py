@@ -1,0 +1,90 @@
+"""Scope: a selection over the whole vector, or the same one in every leaf."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .base import PyTree, Selection
+
+
+def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
+    """The same selection on every leaf of a flat vector: a budget per layer.
+
+    The leaves' states are laid end to end, array by array, so that the structure of the
+    whole does not depend on how many leaves there are: ``optax.tree.map_params`` builds
+    the state of a tree without any.
+
+    Args:
+      selection: applied to each leaf on its own, with its own state.
+      sizes: entries of the leaves, in order; their sum is n.
+
+    Returns:
+      A `Selection` over the whole vector. Its order is by leaf.
+    """
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    like = functools.cache(lambda n: jax.eval_shape(lambda: selection.init(n)))
+
+    def init(n: int) -> PyTree:
+        del n
+        return _joined([selection.init(size) for size in sizes or (0,)])
+
+    def parts(x: Array, state: PyTree) -> list[tuple[int, Array, PyTree]]:
+        """Start, entries and state of every leaf."""
+        slices = [
+            x[start : start + size] for start, size in zip(starts, sizes, strict=True)
+        ]
+        return [*zip(starts, slices, _parted(state, [*map(like, sizes)]), strict=True)]
+
+    def select(x: Array, state: PyTree) -> tuple[Array, Array]:
+        found, overflow = [], jnp.zeros((), jnp.int32)
+        for start, entries, part in parts(x, state):
+            indices, over = selection.select(entries, part)
+            empty = indices >= entries.shape[0]
+            found.append(jnp.where(empty, x.shape[0], indices + start))
+            overflow = overflow + over
+        return jnp.concatenate(found), overflow
+
+    def observe(state: PyTree, mean: Array) -> PyTree:
+        return _joined(
+            [
+                selection.observe(part, entries)
+                for _, entries, part in parts(mean, state)
+            ]
+        )
+
+    return Selection(
+        count=lambda n: sum(map(selection.count, sizes)),
+        init=init,
+        select=select,
+        observe=observe,
+        agreed=selection.agreed,
+    )
+
+
+def _joined(states: list[PyTree]) -> PyTree:
+    """States of one structure as one, of flat arrays."""
+    return jax.tree.map(lambda *xs: jnp.concatenate([*map(jnp.ravel, xs)]), *states)
+
+
+def _parted(joined: PyTree, like: list[PyTree]) -> list[PyTree]:
+    """The inverse of `_joined`; ``like`` has the shapes."""
+    flat, treedef = jax.tree.flatten(joined)
+    starts, parts = [0] * len(flat), []
+    for part in like:
+        shapes = [leaf.shape for leaf in jax.tree.leaves(part)]
+        ends = [
+            start + math.prod(shape)
+            for start, shape in zip(starts, shapes, strict=True)
+        ]
+        arrays = [
+            x[start:end].reshape(shape)
+            for x, start, end, shape in zip(flat, starts, ends, shapes, strict=True)
+        ]
+        parts.append(jax.tree.unflatten(treedef, arrays))
+        starts = ends
+    return parts
