@@ -14,10 +14,14 @@ from .arguments import (
 )
 from .base import Reducer
 from .codec import Codec
-from .exchange import all_gather, collectives
+from .exchange import collectives
+from .exchange.all_gather import all_gather
 from .memory import error_feedback, momentum_correction
 from .phases import phases
-from .reducers import dense, low_rank, sign_mean, sparse
+from .reducers.dense import dense
+from .reducers.low_rank import low_rank
+from .reducers.sign_mean import sign_mean
+from .reducers.sparse import sparse
 from .selection import sampled_top_k
 
 
