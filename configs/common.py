@@ -43,7 +43,7 @@ def get_config(names: str, default_names: str) -> ConfigDict:
     # The learning rate rises linearly to `peak`, then falls to 0 along a cosine.
     config.learning_rate = ConfigDict()
     config.learning_rate.peak = 0.1
-    config.learning_rate.warmup_steps = 50
+    config.learning_rate.warmup_steps = config.get_ref("steps") // 12
     config.weight_decay = 0.0  # added after the exchange, the same on all workers
 
     # A step in which any worker has an infinite or undefined gradient is left out.
@@ -52,5 +52,5 @@ def get_config(names: str, default_names: str) -> ConfigDict:
     # Fraction of the gradient's entries that the sparse methods send, in (0, 1].
     config.density = 0.01
     config.run = tuple((names or default_names).split(","))
-    config.methods = methods.get_methods(config.run, config.get_ref("density"))
+    config.methods = methods.get_methods(config.run, config)
     return config

@@ -14,5 +14,5 @@ def get_config(methods: str = "") -> ConfigDict:
     config.setup = "digits"
     config.data.name = "digits"
     config.data.max_value = 16
-    config.model.update(name="convnet", channels=(32, 64), hidden=64, num_classes=10)
+    config.model.update(name="convnet", channels=(16, 32), hidden=64, num_classes=10)
     return config

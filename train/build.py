@@ -48,8 +48,12 @@ def optimizer(config: ConfigDict, method: str) -> optax.GradientTransformation:
     momentum = settings.pop("sgd_momentum")
     key = f"config.methods.{method}.transform"
     transform = _choose(key, TRANSFORMS, settings.pop("transform"))
+    try:
+        exchange = transform(config.num_workers, **settings)
+    except (TypeError, ValueError) as error:
+        raise SetupError(f"config.methods.{method}: {error}") from error
     tx = optax.chain(
-        transform(config.num_workers, **settings),
+        exchange,
         optax.add_decayed_weights(config.weight_decay),
         optax.sgd(learning_rate(config), momentum=momentum or None),
     )

@@ -147,7 +147,7 @@ def _check_same(theirs: dict, ours: dict, folder: Path) -> None:
         raise SetupError(
             f"{folder} holds a checkpoint of another run:\n"
             + "\n".join(shown)
-            + "\nStart over there with --fresh, or choose another folder with --workdir."
+            + "\nUse --fresh to start over there, or another folder with --workdir."
         )
 
 

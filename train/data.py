@@ -67,7 +67,7 @@ def find_prepared(name: str, data_dir: str) -> tfds.core.DatasetBuilder | None:
 
 
 def prepare(name: str, *, data_dir: str, source_dir: str) -> None:
-    """Writes a set's array_record files from its source files, or says what is missing."""
+    """Writes a set's array_record files from its source files, or says what lacks."""
     builder_class = BUILDERS.get(name)
     if builder_class is None:
         known = ", ".join(sorted(BUILDERS))
@@ -118,8 +118,8 @@ class Batches:
         self.steps_per_epoch = examples // num_workers // batch_size
         if self.steps_per_epoch == 0:
             raise SetupError(
-                f"config.batch_size={batch_size} for each of {num_workers} workers is "
-                f"more than the {examples} training examples. Lower --config.batch_size."
+                f"config.batch_size={batch_size} on each of {num_workers} workers is "
+                f"more than the {examples} training examples. Lower it."
             )
         self._split, self._seed, self._batch_size = split, seed, batch_size
         dealt = np.random.default_rng([seed, 0]).permutation(examples)

@@ -11,7 +11,7 @@ from train.tasks import Task
 
 
 class TrainState(NamedTuple):
-    """As seen by one worker; which leaves differ between workers is found by tracing."""
+    """As one worker sees it; which leaves differ from worker to worker is inferred."""
 
     params: Any
     model_state: Any  # BatchNorm's statistics and the like; often empty
@@ -22,5 +22,10 @@ def create(
     task: Task, tx: optax.GradientTransformation, seed: int, batch: Any
 ) -> TrainState:
     """The state before the first step, the same on every worker and every host."""
-    params, model_state = jax.jit(task.init)(jax.random.key(seed), batch)
-    return TrainState(params, model_state, tx.init(params))
+
+    @jax.jit
+    def init(key, batch):
+        params, model_state = task.init(key, batch)
+        return TrainState(params, model_state, tx.init(params))
+
+    return init(jax.random.key(seed), batch)

@@ -1,0 +1,117 @@
+"""Size and time of one message: what its bits are worth, and where the time goes.
+
+    python scripts/bench_codec.py
+    python scripts/bench_codec.py --density=0.01 --codec=int8 --repeats=50
+
+Prints one line of JSON. ``entropy_bits`` is log2(binomial(n, k)) / k, which no code for
+k arbitrary indices can go below; times are medians after a burn-in. ``encode_ms``
+includes the sort of the indices and the gather of the values; ``decode_ms`` is for one
+message. The ``parts`` are timed each in a program of its own, dispatch included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxsparse import bits, codec
+
+CODECS = {
+    factory.__name__: factory
+    for factory in (
+        codec.float32,
+        codec.bfloat16,
+        codec.float16,
+        codec.int8,
+        codec.sign_mean,
+    )
+}
+
+
+def entropy_bits(n: int, k: int) -> float:
+    """log2(binomial(n, k)) / k."""
+    nats = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return nats / math.log(2) / k
+
+
+def median_ms(function, *args, repeats: int) -> float:
+    """Median time of a jitted call, in milliseconds."""
+    function = jax.jit(function)
+    times = []
+    for _ in range(repeats + repeats // 2):
+        start = time.perf_counter()
+        jax.block_until_ready(function(*args))
+        times.append(1e3 * (time.perf_counter() - start))
+    return round(statistics.median(times[-repeats:]), 3)
+
+
+def measure(n: int, k: int, chosen: codec.Codec, repeats: int, seed: int) -> dict:
+    """All figures for k random entries of a random vector."""
+    rng = np.random.default_rng(seed)
+    indices = jnp.asarray(rng.choice(n, k, replace=False).astype(np.int32))
+    x = jax.random.normal(jax.random.key(seed), (n,))
+
+    def encode(x, indices):
+        return codec.encode(x, indices, chosen)
+
+    def decode(message):
+        return codec.decode(message, n, k, chosen)
+
+    message, ordered, decoded = jax.jit(encode)(x, indices)
+    _, received, values = jax.jit(decode)(message)
+    if not (np.array_equal(received, ordered) and np.array_equal(values, decoded)):
+        raise AssertionError("the message does not decode to what was encoded")
+
+    def ms(function, *args):
+        return median_ms(function, *args, repeats=repeats)
+
+    words = jax.jit(lambda i: bits.encode_indices(i, n))(ordered)
+    encode_ms, decode_ms = ms(encode, x, indices), ms(decode, message)
+    index_bits, entropy = 32 * bits.index_words(k, n) / k, entropy_bits(n, k)
+    return {
+        "n": n,
+        "k": k,
+        "codec": chosen.name,
+        "bits_per_entry": round(32 * codec.message_words(n, k, chosen) / k, 3),
+        "index_bits": round(index_bits, 3),
+        "entropy_bits": round(entropy, 3),
+        "index_over_entropy": round(index_bits / entropy, 4),
+        "encode_ms": encode_ms,
+        "decode_ms": decode_ms,
+        "total_ms": round(encode_ms + decode_ms, 3),
+        "parts": {
+            "sort_ms": ms(lambda i: lax.sort(i, is_stable=False), indices),
+            "gather_ms": ms(lambda x, i: x[i], x, ordered),
+            "encode_indices_ms": ms(lambda i: bits.encode_indices(i, n), ordered),
+            "decode_indices_ms": ms(lambda w: bits.decode_indices(w, k, n), words),
+        },
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def main() -> None:
+    """Reads the arguments, prints the line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--n", type=int, default=25_557_032, help="ResNet-50's size")
+    parser.add_argument("--density", type=float, default=1e-3)
+    parser.add_argument("--codec", choices=CODECS, default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    k = math.ceil(args.density * args.n)
+    figures = measure(args.n, k, CODECS[args.codec](), args.repeats, args.seed)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

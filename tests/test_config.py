@@ -1,0 +1,118 @@
+import runpy
+from pathlib import Path
+
+import pytest
+from absl import flags
+
+from train import build
+from train import flags as train_flags
+from train.errors import SetupError
+
+# ml_collections loads config files in a way that Python is giving up.
+pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+
+ROOT = Path(__file__).parents[1]
+SETUPS = sorted((ROOT / "configs").glob("[!_]*.py"))
+SETUPS = [p for p in SETUPS if p.stem not in ("common", "methods")]
+
+
+def parse(*args):
+    values = flags.FlagValues()
+    train_flags.parse(["main", *args], values)
+    return values
+
+
+def config_flag(name):
+    return f"--config={ROOT / 'configs' / name}"
+
+
+def test_default_is_digits_with_three_methods():
+    config = parse().config
+    assert config.setup == "digits"
+    assert config.run == ("dense", "topk", "dgc")
+
+
+@pytest.mark.parametrize("path", SETUPS, ids=lambda p: p.stem)
+def test_every_setup_loads_and_builds(path):
+    config = runpy.run_path(str(path))["get_config"]()
+    assert config.setup == path.stem
+    build.task(config)
+    for method in config.run:
+        build.optimizer(config, method)
+
+
+@pytest.mark.parametrize(
+    "method",
+    "dense topk sampled_topk topk_sign threshold random_k random_block dgc power_sgd "
+    "ef_sign_sgd".split(),
+)
+def test_every_method_builds(method):
+    config = parse(config_flag("digits.py:" + method)).config
+    assert list(config.methods) == [method]
+    build.optimizer(config, method)
+
+
+def test_several_methods_in_the_order_given():
+    assert parse(config_flag("digits.py:topk,dense")).config.run == ("topk", "dense")
+
+
+def test_an_override_reaches_what_refers_to_it():
+    config = parse("--config.density=0.5", "--config.steps=240").config
+    assert config.methods.topk.selection.density == 0.5
+    assert config.methods.dgc.density == 0.5
+    assert config.learning_rate.warmup_steps == 20
+
+
+def test_a_method_is_overridden_alone():
+    config = parse("--config.methods.topk.codec=float32").config
+    assert config.methods.topk.codec == "float32"
+    assert config.methods.dgc.codec == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--config.stepz=5"], ["'stepz'", "Did you mean 'steps'", "batch_size"]),
+        (["--config.stepz", "5"], ["'stepz'", "'steps'"]),
+        (["--config.data.nam=x"], ["'nam'", "'name'", "source_dir"]),
+        (["--config.methods.topk.codek=x"], ["'codek'", "'codec'"]),
+        (["--config.steps.x=5"], ["steps.x", "'x'"]),
+        ([config_flag("digits.py:dcg")], ["'dcg'", "'dgc'", "topk"]),
+        ([config_flag("digits.py:topk,")], ["''", "topk"]),
+        ([config_flag("digit.py")], ["digit.py", "digits.py", "cifar10.py"]),
+    ],
+)
+def test_a_typo_is_answered_by_what_there_is(args, words):
+    with pytest.raises(SetupError) as error:
+        parse(*args)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_value_of_the_wrong_type_is_refused():
+    with pytest.raises(flags.IllegalFlagValueError, match="config.steps"):
+        parse("--config.steps=many")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("--config.density=2.0", ["density", "2.0", "config.methods.topk"]),
+        ("--config.methods.topk.codec=bf16", ["codec", "'bf16'", "bfloat16"]),
+        ("--config.methods.topk.selection.name=top", ["selection", "'top'", "top_k"]),
+        ("--config.methods.topk.transform=none", ["transform", "'none'", "power_sgd"]),
+        ("--config.methods.topk.scope=layer", ["scope", "layer"]),
+    ],
+)
+def test_a_wrong_value_names_its_key(override, words):
+    config = parse(config_flag("digits.py:topk"), override).config
+    with pytest.raises(SetupError) as error:
+        build.optimizer(config, "topk")
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_wrong_model_names_the_known_ones():
+    config = parse("--config.model.name=resnet").config
+    with pytest.raises(SetupError, match="config.model.name='resnet'.*convnet, lenet"):
+        build.task(config)
