@@ -176,9 +176,7 @@ ROWS = {
         contraction=lambda shapes: 0.0,
     ),
     "phases": Row(
-        lambda: js.phases(
-            [(1, js.dense(axis_name=AXIS)), (None, sparse(js.top_k(D)))]
-        ),
+        lambda: js.phases([(1, js.dense(axis_name=AXIS)), (None, sparse(js.top_k(D)))]),
         dense_traffic,  # of the first phase
         limit=lambda: js.phases(
             [(1, js.dense(axis_name=AXIS)), (None, sparse(js.top_k(1.0)))]

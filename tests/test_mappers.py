@@ -1,0 +1,105 @@
+"""Law 10: pmap, shard_map in both modes and vmap give the same result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from contract_table import AXIS, TRANSFORMATIONS, dyadic
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxsparse as js
+
+WORKERS = 4
+STEPS = 3
+
+
+def training(name):
+    """A few steps of a chain, as one worker runs them; its state is split in two."""
+    tx = optax.chain(TRANSFORMATIONS[name](), optax.sgd(0.5, momentum=0.5))
+    params = jax.tree.map(jnp.zeros_like, dyadic(0))
+
+    def step(state, grads):
+        params, opt_state = state
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    state = (params, tx.init(params))
+    local = js.local_leaves(step, state, dyadic(0), axis_name=AXIS, num_workers=WORKERS)
+    shared, own = js.split(state, local)
+
+    def run(shared, own, grads):
+        def body(carry, g):
+            state = step(js.merge(*carry), g)
+            return js.split(state, local), None
+
+        return jax.lax.scan(body, (shared, own), grads)[0]
+
+    return run, shared, js.stack_workers(own, WORKERS)
+
+
+def steps_of_gradients():
+    return {
+        k: jnp.stack([dyadic(seed, workers=WORKERS)[k] for seed in range(STEPS)], 1)
+        for k in dyadic(0)
+    }
+
+
+def by_vmap(run):
+    return jax.jit(jax.vmap(run, (None, 0, 0), (None, 0), axis_name=AXIS))
+
+
+def by_pmap(run):
+    return jax.pmap(
+        run,
+        axis_name=AXIS,
+        in_axes=(None, 0, 0),
+        out_axes=(None, 0),
+        donate_argnums=1,
+        devices=jax.devices()[:WORKERS],
+    )
+
+
+def by_shard_map(run, check_vma):
+    mesh = jax.make_mesh(
+        (WORKERS,), (AXIS,), (AxisType.Auto,), devices=jax.devices()[:WORKERS]
+    )
+    everyone, mine = PartitionSpec(), PartitionSpec(AXIS)
+
+    def body(shared, own, grads):
+        own, grads = jax.tree.map(lambda v: v[0], (own, grads))
+        shared, own = run(shared, own, grads)
+        return shared, jax.tree.map(lambda v: v[None], own)
+
+    return jax.jit(
+        jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=(everyone, mine, mine),
+            out_specs=(everyone, mine),
+            check_vma=check_vma,
+        ),
+        donate_argnums=1,
+    )
+
+
+MAPPERS = {
+    "pmap": by_pmap,
+    "shard_map": lambda run: by_shard_map(run, check_vma=False),
+    "shard_map_checked": lambda run: by_shard_map(run, check_vma=True),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_mappers_agree(name):
+    run, shared, own = training(name)
+    grads = steps_of_gradients()
+    wanted = by_vmap(run)(shared, jax.tree.map(jnp.copy, own), grads)
+    exact = name in ("error_feedback", "stateless_dense", "random_k")
+    for mapper, build in MAPPERS.items():
+        found = build(run)(shared, jax.tree.map(jnp.copy, own), grads)
+        for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+            tolerance = 0 if exact else 1e-5  # of products that are not dyadic
+            np.testing.assert_allclose(
+                a, b, rtol=tolerance, atol=tolerance, err_msg=mapper
+            )
