@@ -31,7 +31,7 @@ from jax import Array, lax
 
 # Words whose bits are counted together when set bits are looked for: a larger row
 # has fewer sums to scan, and a longer walk from the row's start to each bit.
-_ROW = 8
+_ROW = 4
 
 
 def pack(codes: Array, width: int) -> Array:
@@ -98,7 +98,7 @@ def unpack(words: Array, count: int, width: int) -> Array:
 def compact(mask: Array, capacity: int, fill: int | None = None) -> Array:
     """Indices of the first set entries of a mask, in ascending order.
 
-    One pass over the mask; the rest depends on ``n / 256`` and the capacity only.
+    One pass over the mask; the rest depends on ``n / 128`` and the capacity only.
 
     Args:
       mask: bool[n].
@@ -113,7 +113,8 @@ def compact(mask: Array, capacity: int, fill: int | None = None) -> Array:
     """
     fill = mask.shape[0] if fill is None else fill
     words = pack(mask.astype(jnp.uint32), 1)
-    return _positions(words, capacity, fill).astype(jnp.int32)
+    # A negative fill survives as its two's complement.
+    return _positions(words, capacity, fill % 2**32).astype(jnp.int32)
 
 
 def index_words(k: int, n: int) -> int:
@@ -240,7 +241,7 @@ def _walk(words: Array, word: Array, rank: Array) -> tuple[Array, Array]:
     for step in range(_ROW - 1):
         ones = lax.population_count(words[first + step]).astype(jnp.int32)
         going &= rank >= ones
-        word = word + going
+        word += going.astype(jnp.int32)
         rank = jnp.where(going, rank - ones, rank)
     return word, rank
 

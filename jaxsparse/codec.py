@@ -124,14 +124,13 @@ def int8(block: int = 128) -> Codec:
         size = values.shape[0]
         blocks = jnp.pad(values, (0, -size % block)).reshape(-1, block)
         scales = jnp.max(jnp.abs(blocks), axis=1)
-        # Divided first: nothing exceeds 1. A block of denormals is sent as zeros.
-        unit = blocks / _normal(scales)[:, None]
+        unit = _relative(blocks, scales[:, None])
         codes = jnp.clip(jnp.round(unit * 127), -127, 127).astype(jnp.int32) + 127
         return codes.reshape(-1)[:size].astype(jnp.uint32), scales
 
     def decode(codes, scales):
         size = codes.shape[0]
-        unit = (codes.astype(jnp.int32) - 127).astype(jnp.float32) / 127
+        unit = (codes.astype(jnp.int32) - 127).astype(jnp.float32) * (1 / 127)
         blocks = jnp.pad(unit, (0, -size % block)).reshape(-1, block)
         return (blocks * scales[:, None]).reshape(-1)[:size]
 
@@ -141,7 +140,7 @@ def int8(block: int = 128) -> Codec:
 def sign_mean() -> Codec:
     """The sign of every value, and one magnitude for all: 1 bit + 32 bits.
 
-    The magnitude is the mean of ``|v|`` over the valid entries; 0 counts as positive.
+    The magnitude is the mean of ``|v|`` over the valid entries; 0 is sent as positive.
 
     References:
       Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation
@@ -152,10 +151,11 @@ def sign_mean() -> Codec:
     def encode(values, valid):
         largest = jnp.max(jnp.abs(values), initial=0)
         # In units of the largest, so that the sum cannot overflow.
-        total = _sum(jnp.abs(values) / _normal(largest))
+        total = _sum(jnp.abs(_relative(values, largest)))
         count = jnp.maximum(jnp.sum(valid, dtype=jnp.int32), 1).astype(jnp.float32)
         mean = jnp.minimum(total / count, 1) * largest
-        return (values < 0).astype(jnp.uint32), mean[None]
+        # The sign bit: a comparison may take a denormal for 0.
+        return lax.bitcast_convert_type(values, jnp.uint32) >> 31, mean[None]
 
     def decode(codes, scales):
         return jnp.where(codes == 1, -scales, scales)
@@ -272,9 +272,17 @@ def _clamp(values: Array, dtype) -> Array:
     return jnp.clip(values, -largest, largest)
 
 
-def _normal(scale: Array) -> Array:
-    """A divisor: the scale, or 1 where it is 0 or a denormal, which may count as 0."""
-    return jnp.where(scale >= _TINY, scale, 1)
+def _relative(values: Array, largest: Array) -> Array:
+    """``values / largest``, in [-1, 1] up to rounding; 0 where the largest is denormal.
+
+    XLA turns a division by a broadcast scalar into a product with its reciprocal, which
+    from 2**126 on is denormal and taken for 0. So large numbers are scaled down first:
+    by a select, as a mere factor would be moved over to the reciprocal.
+    """
+    is_large = largest > 1
+    values = jnp.where(is_large, values * 2**-32, values)
+    largest = jnp.where(is_large, largest * 2**-32, largest)
+    return values * (1 / jnp.where(largest >= _TINY, largest, 1))
 
 
 def _sum(values: Array) -> Array:
