@@ -92,7 +92,9 @@ class Workers:
 
     def place(self, shared: Any, local: Any) -> tuple[Any, Any]:
         """Gives the local part its worker axis: this process's workers, all alike."""
-        return shared, js.stack_workers(local, len(self.numbers))
+        # On the host: pmap over several processes would move an array of one device to
+        # all of them and, as it is donated, delete the original with a shared buffer.
+        return jax.device_get((shared, js.stack_workers(local, len(self.numbers))))
 
     def map_train(self, step: Callable, is_local: Any) -> Callable:
         """``(shared, local, batch) -> (shared, local, measured)``; state is donated.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 
@@ -20,11 +21,15 @@ def write_json(path: Path, content: Any) -> None:
 
 def table(summaries: Sequence[dict[str, Any]]) -> Table:
     """One row for each method; bytes are those of one worker."""
-    out = Table(title=f"{summaries[0]['workers']} workers; bytes of one worker")
-    for column in ("method", "accuracy", "loss", "up", "down", "ratio"):
-        out.add_column(column, justify="left" if column == "method" else "right")
-    for column in ("up/step", "ratio/step", "ms/step"):
-        out.add_column(column, justify="right")
+    out = Table(
+        title=f"{summaries[0]['workers']} workers; bytes of one of them",
+        box=box.SIMPLE_HEAD,
+    )
+    out.add_column("method")
+    for column in ("accuracy", "loss", "up", "down", "ratio"):
+        out.add_column(column, justify="right", no_wrap=True)
+    for column in ("up", "ratio", "ms"):  # of a step after any warm-up
+        out.add_column(f"{column}\nper step", justify="right", no_wrap=True)
     for s in summaries:
         out.add_row(
             s["method"],

@@ -1,0 +1,168 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import training
+
+from train import checkpoint
+from train.errors import SetupError
+from train.loop import Stopped
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    return training.splits_in(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, splits):
+    """A finished run of top-k, and its config."""
+    config = training.config_of("topk")
+    folder = tmp_path_factory.mktemp("undisturbed")
+    training.run(config, folder, splits)
+    return config, folder
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 4])
+def test_a_resumed_run_ends_with_the_same_bits(
+    undisturbed, splits, tmp_path, stop_after
+):
+    config, whole = undisturbed
+    with pytest.raises(Stopped, match=f"after step {stop_after}"):
+        training.run(config, tmp_path, splits, stop_after=stop_after)
+    summary, text = training.run(config, tmp_path, splits)
+    assert f"goes on after step {stop_after}" in text
+    training.assert_same_run(whole, tmp_path, 6)
+    wanted = json.loads((whole / "summary.json").read_text())
+    assert {**summary, "step_ms": 0} == {**wanted, "step_ms": 0}
+
+
+def test_dgc_resumes_in_its_warm_up(splits, tmp_path):
+    config = training.config_of(
+        "dgc",
+        **{
+            "methods.dgc.warmup_densities": (0.5, 0.25),
+            "methods.dgc.warmup_steps": 4,
+        },
+    )
+    training.run(config, tmp_path / "whole", splits)
+    with pytest.raises(Stopped):
+        training.run(config, tmp_path / "parts", splits, stop_after=3)
+    training.run(config, tmp_path / "parts", splits)
+    training.assert_same_run(tmp_path / "whole", tmp_path / "parts", 6)
+
+
+def test_shared_state_is_saved_once_and_residuals_for_each_worker(undisturbed):
+    _, folder = undisturbed
+    arrays = training.saved(folder, 6)
+    kernels = {n: a.shape for n, a in arrays.items() if n.endswith("Dense_1.kernel")}
+    [params] = [n for n in kernels if n.startswith("shared.params")]
+    [residual] = [n for n in kernels if n.startswith("local.") and "residual" in n]
+    assert kernels[params] == (4, 10)
+    assert kernels[residual] == (2, 4, 10)
+    assert (arrays[residual][0] != arrays[residual][1]).any()
+
+
+def test_a_finished_run_is_not_trained_again(undisturbed, splits):
+    config, folder = undisturbed
+    written = (folder / "summary.json").read_text()
+    summary, text = training.run(config, folder, splits)
+    assert summary == json.loads(written)
+    assert "finished before" in text
+    assert "--fresh" in text
+
+
+def test_a_lost_summary_is_written_again(undisturbed, splits):
+    config, folder = undisturbed
+    wanted = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").unlink()
+    summary, _ = training.run(config, folder, splits)
+    assert {**summary, "step_ms": 0} == {**wanted, "step_ms": 0}
+
+
+def test_removing_a_run_leaves_other_files(splits, tmp_path):
+    training.run(training.config_of("dense"), tmp_path, splits)
+    (tmp_path / "notes.txt").write_text("mine")
+    checkpoint.remove(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "overrides", "words"),
+    [
+        ("topk", {"model.hidden": 5}, ["parameter Dense_0/kernel", "[32, 5]"]),
+        ("topk", {"num_workers": 4}, ["workers: 2 there, 4 in this run"]),
+        ("dgc", {}, ["method: topk there, dgc in this run"]),
+        ("topk", {"seed": 3}, ["config.seed: 0 there, 3 in this run"]),
+        ("topk", {"density": 0.5}, ["config.method.selection.density: 0.01 there"]),
+        ("topk", {"steps": 7}, ["config.steps: 6 there, 7 in this run"]),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    undisturbed, splits, methods, overrides, words
+):
+    _, folder = undisturbed
+    with pytest.raises(SetupError) as error:
+        training.run(training.config_of(methods, **overrides), folder, splits)
+    for word in (*words, str(folder), "--fresh", "--workdir"):
+        assert word in str(error.value)
+
+
+def test_settings_that_change_no_figure_may_differ(undisturbed, splits):
+    _, folder = undisturbed
+    config = training.config_of("topk", checkpoint_every=1, checkpoints_kept=1)
+    training.run(config, folder, splits)
+
+
+def start(config, workdir, data_dir, *keys):
+    command = [sys.executable, "-m", "train.main", f"--workdir={workdir}"]
+    command += [f"--config={training.ROOT}/configs/digits.py:{config.run[0]}"]
+    command += [f"--config.data.data_dir={data_dir}"]
+    command += training.flags_of(config, *keys)
+    return subprocess.Popen(
+        command,
+        cwd=training.ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_checkpoint(process, folder):
+    for _ in range(600):
+        if any(p.name.isdigit() for p in folder.glob("checkpoints/*")):
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    raise TimeoutError(f"no checkpoint in {folder} after a minute")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_program_leaves_a_whole_checkpoint(number, splits, tmp_path):
+    # Saves at every step, so that a kill is likely to hit it while it saves.
+    config = training.config_of("topk", steps=300, checkpoint_every=1, eval_every=50)
+    data_dir = tmp_path / "data"
+    training.splits_in(data_dir)
+    keys = ("steps", "checkpoint_every", "eval_every")
+    process = start(config, tmp_path, data_dir, *keys)
+    wait_for_checkpoint(process, tmp_path / "topk")
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        assert "The same command goes on from there" in output
+    assert not (tmp_path / "topk" / "summary.json").exists()
+
+    # What is left is good for going on to the same end.
+    config.checkpoint_every = 1000
+    _, text = training.run(config, tmp_path / "topk", splits)
+    assert "goes on after step" in text
+    training.run(config, tmp_path / "whole", splits)
+    training.assert_same_run(tmp_path / "whole", tmp_path / "topk", 300)
