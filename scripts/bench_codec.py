@@ -1,7 +1,7 @@
 """Size and time of one message: what its bits are worth, and where the time goes.
 
-    python scripts/bench_codec.py
-    python scripts/bench_codec.py --density=0.01 --codec=int8 --repeats=50
+    python -m scripts.bench_codec
+    python -m scripts.bench_codec --density=0.01 --codec=int8 --repeats=50
 
 Prints one line of JSON. ``entropy_bits`` is log2(binomial(n, k)) / k, which no code for
 k arbitrary indices can go below; times are medians after a burn-in. ``encode_ms``
