@@ -199,11 +199,38 @@ def encode(
     """
     n = x.shape[0]
     indices = lax.sort(indices, is_stable=False)
-    valid = indices < n
     if n:
         values = x.at[indices].get(mode="fill", fill_value=0, indices_are_sorted=True)
     else:  # nothing but empty places, and XLA refuses to gather from an empty vector
         values = jnp.zeros(indices.shape, jnp.float32)
+    message, decoded = write(indices, values, n, codec, agreed=agreed, header=header)
+    return message, indices, decoded
+
+
+def write(
+    indices: Array,
+    values: Array,
+    n: int,
+    codec: Codec,
+    *,
+    agreed: bool = False,
+    header: Array | None = None,
+) -> tuple[Array, Array]:
+    """Like `encode`, for values that have been picked already.
+
+    Args:
+      indices: int32[k], ascending; n in empty places.
+      values: float32[k]; 0 in empty places.
+      n: entries of the vector that the indices are of.
+      codec: how the values are written.
+      agreed: the receivers know the indices, which are not sent.
+      header: uint32[h], sent along as it is.
+
+    Returns:
+      * the message;
+      * the values as the receivers will read them, float32[k]; 0 in empty places.
+    """
+    valid = indices < n
     codes, scales = codec.encode(values, valid)
     parts = [
         header,
@@ -212,7 +239,7 @@ def encode(
         lax.bitcast_convert_type(scales, jnp.uint32),
     ]
     message = jnp.concatenate([part for part in parts if part is not None])
-    return message, indices, jnp.where(valid, codec.decode(codes, scales), 0)
+    return message, jnp.where(valid, codec.decode(codes, scales), 0)
 
 
 def decode(
