@@ -121,8 +121,8 @@ def sampled_top_k(
         del state
         n = x.shape[0]
         k = entries(density, n)
-        if n == 0:
-            return jnp.zeros(0, jnp.int32), _no_overflow()
+        if k == n:  # everything; no sample can tell the smallest entry
+            return jnp.arange(n, dtype=jnp.int32), _no_overflow()
         scores = _defined(jnp.abs(x))
         m = min(n, max(entries(sample, n), math.ceil(2 / density)))
         sampled = scores[:: n // m]

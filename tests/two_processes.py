@@ -23,7 +23,7 @@ def gradients():
 def run(name, mapped, pick):
     """Means and what is left over a few steps.
 
-    ``mapped`` maps a reducer's step over the workers, ``pick`` gives a process its part.
+    ``mapped`` maps a step over the workers, ``pick`` gives a process its part.
     """
     reducer = table.ROWS[name].make()
     state = reducer.init(table.worker_zero(gradients()[0]))

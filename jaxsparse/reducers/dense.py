@@ -41,8 +41,9 @@ def dense(*, axis_name: collectives.AxisName) -> Reducer:
         collectives.axis_size(axis_name)
         collectives.check_local(updates, axis_name)
         x, spec = tree.flatten(updates)
-        mean = collectives.mean(x, axis_name) if spec.size else x
         left = jax.tree.map(jnp.zeros_like, updates)
-        return tree.unflatten(mean, spec), left, state
+        if spec.size == 0:
+            return tree.zeros(spec), left, state
+        return tree.unflatten(collectives.mean(x, axis_name), spec), left, state
 
     return Reducer(init, reduce)

@@ -52,7 +52,7 @@ def sign_mean(*, axis_name: collectives.AxisName) -> Reducer:
         collectives.check_local(updates, axis_name)
         x, spec = tree.flatten(updates)
         if spec.size == 0:
-            return updates, updates, state
+            return tree.zeros(spec), updates, state
         tree.check_size(spec)
         scales = _scales(x, spec.sizes)
         words = pack((x >= 0).astype(jnp.uint32), 1)
