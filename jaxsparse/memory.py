@@ -16,6 +16,7 @@ import optax
 from . import tree
 from .arguments import check_fraction
 from .base import PyTree, Reducer, WorkerLocal
+from .exchange import collectives
 
 
 def stateless(reducer: Reducer) -> optax.GradientTransformationExtraArgs:
@@ -100,6 +101,7 @@ def error_feedback(
         del params, extra_args
         residual = state.residual.value
         tree.check_matches(updates, residual, "the residual of `error_feedback`")
+        collectives.check_as_local(updates, residual)
         grads = tree.cast_float32(updates)
         compensated = jax.tree.map(lambda g, r: g + decay * r, grads, residual)
         mean, left, inner = reducer.reduce(compensated, state.reducer)
@@ -173,6 +175,7 @@ def momentum_correction(
         del params, extra_args
         u, v = state.momentum.value, state.velocity.value
         tree.check_matches(updates, v, "the velocity of `momentum_correction`")
+        collectives.check_as_local(updates, v)
         grads = tree.cast_float32(updates)
         if nesterov:
             u = jax.tree.map(lambda u, g: momentum * (u + g), u, grads)

@@ -3,7 +3,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import simulation
 from contract_table import AXIS, on_workers, sparse
@@ -236,19 +235,37 @@ def test_integer_and_complex_leaves_are_refused_at_init_and_reduce(name, dtype):
         jax.vmap(lambda x: reducer.reduce(x, state), axis_name=AXIS)(bad)
 
 
+MEMORIES = {
+    "stateless": js.stateless,
+    "error_feedback": js.error_feedback,
+    "momentum_correction": js.momentum_correction,
+}
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
 @every_reducer
-def test_gradients_that_shard_map_has_summed_are_refused_with_the_remedy(name):
-    tx = optax.chain(js.error_feedback(REDUCERS[name]()), optax.sgd(0.1))
-    params = {"w": jnp.ones((8, 8))}
+def test_gradients_that_shard_map_has_summed_are_refused_with_the_remedy(name, memory):
+    tx = MEMORIES[memory](REDUCERS[name]())
+    params, x = {"w": jnp.ones((8, 8))}, jnp.ones((WORKERS, 8))
     mesh = jax.sharding.Mesh(jax.devices()[:WORKERS], (AXIS,))
-
-    def step(params, x):
-        grads = jax.grad(lambda p: jnp.sum((x @ p["w"]) ** 2))(params)
-        return tx.update(grads, tx.init(params), params)[0]
-
     spec = jax.sharding.PartitionSpec
-    mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(spec(), spec(AXIS)), out_specs=spec()
-    )
+    # Memories come in with a worker axis, so that what they are added to varies.
+    state = tx.init(params)
+    local = jax.tree.map(lambda _: memory != "stateless", state)
+    shared, own = js.split(state, local)
+
+    def run(params, x, varying):
+        def step(params, x, shared, own):
+            if varying:
+                params = jax.lax.pcast(params, AXIS, to="varying")
+            grads = jax.grad(lambda p: jnp.sum((x @ p["w"]) ** 2))(params)
+            own = jax.tree.map(lambda x: x[0], own)
+            return tx.update(grads, js.merge(shared, own), params)[0]
+
+        in_specs = (spec(), spec(AXIS), spec(), spec(AXIS))
+        mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=spec(AXIS))
+        return jax.eval_shape(mapped, params, x, shared, js.stack_workers(own, WORKERS))
+
+    run(params, x, varying=True)
     with pytest.raises(ValueError, match=r"already summed.*jax\.lax\.pcast.*check_vma"):
-        jax.eval_shape(mapped, params, jnp.ones((WORKERS, 8)))
+        run(params, x, varying=False)

@@ -80,6 +80,12 @@ def check_local(updates: PyTree, axis_name: AxisName) -> None:
         )
 
 
+def check_as_local(updates: PyTree, state: PyTree) -> None:
+    """`check_local` over the axes that a memory varies over, which would hide it."""
+    for axis in sorted(frozenset().union(*map(varying_axes, jax.tree.leaves(state)))):
+        check_local(updates, axis)
+
+
 def mean(x: Array, axis_name: AxisName) -> Array:
     """The mean over the workers, on all of them. Divides first: no overflow."""
     return lax.psum(x / axis_size(axis_name), axis_name)
