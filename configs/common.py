@@ -25,7 +25,7 @@ def get_config(names: str, default_names: str) -> ConfigDict:
     config.batch_size = 16  # examples of one worker's batch
 
     # How long, and what happens on the way. All in steps.
-    config.steps = 600
+    config.steps = 400
     config.eval_every = 25
     config.eval_batch_size = 128  # examples of one worker's batch
     config.checkpoint_every = 200

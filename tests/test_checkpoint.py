@@ -1,9 +1,5 @@
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import training
@@ -118,39 +114,14 @@ def test_settings_that_change_no_figure_may_differ(undisturbed, splits):
     training.run(config, folder, splits)
 
 
-def start(config, workdir, data_dir, *keys):
-    command = [sys.executable, "-m", "train.main", f"--workdir={workdir}"]
-    command += [f"--config={training.ROOT}/configs/digits.py:{config.run[0]}"]
-    command += [f"--config.data.data_dir={data_dir}"]
-    command += training.flags_of(config, *keys)
-    return subprocess.Popen(
-        command,
-        cwd=training.ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def wait_for_checkpoint(process, folder):
-    for _ in range(600):
-        if any(p.name.isdigit() for p in folder.glob("checkpoints/*")):
-            return
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.1)
-    raise TimeoutError(f"no checkpoint in {folder} after a minute")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_program_leaves_a_whole_checkpoint(number, splits, tmp_path):
     # Saves at every step, so that a kill is likely to hit it while it saves.
-    config = training.config_of("topk", steps=300, checkpoint_every=1, eval_every=50)
+    config = training.config_of("topk", steps=60, checkpoint_every=1, eval_every=30)
     data_dir = tmp_path / "data"
     training.splits_in(data_dir)
-    keys = ("steps", "checkpoint_every", "eval_every")
-    process = start(config, tmp_path, data_dir, *keys)
-    wait_for_checkpoint(process, tmp_path / "topk")
+    process = training.launch(training.command(config, tmp_path, data_dir))
+    training.wait_for_checkpoint(process, tmp_path / "topk")
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     if number == signal.SIGKILL:
@@ -165,4 +136,4 @@ def test_an_interrupted_program_leaves_a_whole_checkpoint(number, splits, tmp_pa
     _, text = training.run(config, tmp_path / "topk", splits)
     assert "goes on after step" in text
     training.run(config, tmp_path / "whole", splits)
-    training.assert_same_run(tmp_path / "whole", tmp_path / "topk", 300)
+    training.assert_same_run(tmp_path / "whole", tmp_path / "topk", 60)

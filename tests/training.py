@@ -1,7 +1,11 @@
 """Small runs of the training example, shared by its tests."""
 
 import io
+import os
 import runpy
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +14,7 @@ from rich.console import Console
 
 from train import data, loop
 from train.log import Log
+from train.loop import Stopped as Stopped
 from train.parallel import Workers
 
 ROOT = Path(__file__).parents[1]
@@ -31,17 +36,6 @@ def config_of(methods, **overrides):
     config = runpy.run_path(str(path))["get_config"](methods)
     config.update_from_flattened_dict({**TINY, **overrides})
     return config
-
-
-def flags_of(config, *keys):
-    """The command line that makes `config_of` of these keys."""
-    flags = []
-    for key in (*TINY, *keys):
-        value = config
-        for part in key.split("."):
-            value = value[part]
-        flags.append(f"--config.{key}={value}")
-    return flags
 
 
 def splits_in(data_dir):
@@ -68,9 +62,10 @@ def run(config, folder, splits, *, stop_after=None):
 def saved(folder, step):
     """The arrays of a checkpoint by name, read without the code under test."""
     path = folder / "checkpoints" / str(step) / "state"
-    with ocp.StandardCheckpointer() as checkpointer:
-        arrays = checkpointer.restore(path.absolute())
-    return {name: np.asarray(array) for name, array in arrays.items()}
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        names = checkpointer.metadata(path.absolute()).item_metadata.tree
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+        return checkpointer.restore(path.absolute(), restore_args=as_numpy)
 
 
 def assert_same_run(one, other, step):
@@ -81,3 +76,45 @@ def assert_same_run(one, other, step):
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
     histories = [(folder / "history.jsonl").read_text() for folder in (one, other)]
     assert histories[0] == histories[1]
+
+
+def command(config, workdir, data_dir, *flags):
+    """The command line of `config_of`'s config."""
+    return [
+        sys.executable,
+        "-m",
+        "train.main",
+        f"--config={ROOT}/configs/digits.py:{','.join(config.run)}",
+        f"--config.data.data_dir={data_dir}",
+        f"--workdir={workdir}",
+        *(f"--config.{key}={_value(config, key)}" for key in TINY),
+        *flags,
+    ]
+
+
+def launch(arguments):
+    """Starts a program whose output comes through one pipe."""
+    return subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_checkpoint(process, folder):
+    """Waits until a running program has saved its first checkpoint."""
+    for _ in range(900):
+        if any(p.name.isdigit() for p in folder.glob("checkpoints/*")):
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    raise TimeoutError(f"no checkpoint in {folder} after 90 seconds")
+
+
+def _value(config, key):
+    for part in key.split("."):
+        config = config[part]
+    return config

@@ -91,7 +91,7 @@ def run() -> None:
     except SetupError as error:
         sys.exit(f"error: {error}")
     except loop.Stopped as stopped:
-        print(f"{stopped}. The same command goes on from there.", file=sys.stderr)
+        Log().say(f"{stopped}. The same command goes on from there.")
         sys.exit(130)  # as a shell reports an interrupted program
 
 
