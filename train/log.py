@@ -21,8 +21,11 @@ class Log:
 
     def __init__(self, console: Console | None = None):
         """Speaks on a console of the caller's, or on standard output."""
-        quiet = jax.process_index() != 0
-        self.console = console or Console(quiet=quiet, highlight=False)
+        if console is None:
+            console = Console(quiet=jax.process_index() != 0, highlight=False)
+            if not console.is_terminal:
+                console.width = 100  # a file's, which has none of its own
+        self.console = console
 
     def say(self, text: str) -> None:
         """Prints a message, above the bar if there is one."""

@@ -24,17 +24,19 @@ def table(summaries: Sequence[dict[str, Any]]) -> Table:
     out = Table(
         title=f"{summaries[0]['workers']} workers; bytes of one of them",
         box=box.SIMPLE_HEAD,
+        collapse_padding=True,  # it is to fit into 80 columns
+        pad_edge=False,
     )
-    out.add_column("method")
+    out.add_column("method", no_wrap=True)
     for column in ("accuracy", "loss", "up", "down", "ratio"):
         out.add_column(column, justify="right", no_wrap=True)
     for column in ("up", "ratio", "ms"):  # of a step after any warm-up
-        out.add_column(f"{column}\nper step", justify="right", no_wrap=True)
+        out.add_column(f"{column}\n/step", justify="right", no_wrap=True)
     for s in summaries:
         out.add_row(
             s["method"],
             f"{s['accuracy']:.2%}",
-            f"{s['loss']:.4f}",
+            f"{s['loss']:.3f}",
             human_bytes(s["payload_up_bytes"]),
             human_bytes(s["payload_down_bytes"]),
             f"{s['ratio']:.1f}",
@@ -54,16 +56,19 @@ def picture(path: Path, title: str, histories: dict[str, list[dict[str, Any]]]) 
     figure.suptitle(title)
     axes = figure.subplots(2, 2, sharex="col", sharey="row")
     for method, rows in histories.items():
-        against = ([r["step"] for r in rows], [r["payload_up_bytes"] for r in rows])
-        for line, key in enumerate(("loss", "accuracy")):
-            for column, x in enumerate(against):
-                axes[line, column].plot(x, [r[key] for r in rows], label=method)
+        # The first point is at 0 bytes, which a logarithm has no place for.
+        for column, (x, shown) in enumerate(
+            (("step", rows), ("payload_up_bytes", rows[1:]))
+        ):
+            for line, y in enumerate(("loss", "accuracy")):
+                axes[line, column].plot(
+                    [row[x] for row in shown], [row[y] for row in shown], label=method
+                )
     for line in axes:
         for ax in line:
             ax.grid(alpha=0.3)
     axes[0, 0].set(ylabel="test loss", yscale="log")
     axes[1, 0].set(ylabel="test accuracy", xlabel="steps")
-    # The first point is at 0 bytes, which a logarithm has no place for.
     axes[1, 1].set(xlabel="bytes sent by one worker", xscale="log")
     axes[0, 0].legend()
     figure.savefig(path, dpi=120)
