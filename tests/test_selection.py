@@ -19,15 +19,22 @@ ALL = {
 every_selection = pytest.mark.parametrize("name", ALL)
 
 
-def chosen(selection, x, state=None):
+def chosen(selection, x, select=None):
     """The indices as a NumPy array, padding included, and the overflow."""
     x = jnp.asarray(x, jnp.float32)
-    state = selection.init(x.shape[0]) if state is None else state
-    indices, overflow = jax.jit(selection.select)(x, state)
+    select = jax.jit(selection.select) if select is None else select
+    indices, overflow = select(x, selection.init(x.shape[0]))
     assert indices.shape == (selection.count(x.shape[0]),)
     assert indices.dtype == jnp.int32
     assert overflow.shape == () and overflow.dtype == jnp.int32
     return np.asarray(indices), int(overflow)
+
+
+@functools.cache
+def made(name, density):
+    """A selection and its compiled choice."""
+    selection = ALL[name](density)
+    return selection, jax.jit(selection.select)
 
 
 def valid(indices, n):
@@ -57,14 +64,19 @@ def test_top_k_takes_nan_and_infinity_first_in_order_of_index():
     assert indices.tolist() == [1, 3, 5, 6, 2]
 
 
-@pytest.mark.parametrize("density", [1e-9, 0.3, 1.0])
-@pytest.mark.parametrize("n", [0, 1, 2, 5])
 @every_selection
-def test_tiny_vectors_yield_distinct_entries_in_range(name, n, density):
-    selection = ALL[name](density)
-    indices, _ = chosen(selection, np.arange(1, n + 1), selection.init(n))
-    assert selection.count(n) == min(n, max(1, math.ceil(density * n)))
-    assert valid(indices, n).size == selection.count(n)
+def test_tiny_vectors_yield_distinct_entries_in_range(name):
+    cases = [(n, density) for n in (0, 1, 2, 5) for density in (1e-9, 0.3, 1.0)]
+
+    def select(n, density):
+        selection = ALL[name](density)
+        return selection.select(jnp.arange(1.0, n + 1), selection.init(n))[0]
+
+    all_at_once = jax.jit(lambda: [select(*case) for case in cases])
+    for (n, density), indices in zip(cases, all_at_once(), strict=True):
+        k = min(n, max(1, math.ceil(density * n)))
+        assert ALL[name](density).count(n) == k
+        assert indices.shape == (k,) and valid(np.asarray(indices), n).size == k
 
 
 @every_selection
@@ -78,7 +90,7 @@ def test_density_one_chooses_all(name):
 def test_bad_numbers_give_distinct_entries_in_range(name, bad):
     x = np.random.default_rng(0).normal(size=50)
     x[::7] = bad
-    indices, _ = chosen(ALL[name](0.5), x)
+    indices, _ = chosen(made(name, 0.5)[0], x, made(name, 0.5)[1])
     assert valid(indices, 50).size > 0
 
 
@@ -87,7 +99,7 @@ def test_bad_numbers_give_distinct_entries_in_range(name, bad):
 def test_a_bad_number_is_the_first_to_be_chosen(name, bad):
     x = np.random.default_rng(0).normal(size=400)
     x[123] = bad
-    indices, _ = chosen(ALL[name](0.1), x)
+    indices, _ = chosen(made(name, 0.1)[0], x, made(name, 0.1)[1])
     assert 123 in indices
 
 
@@ -134,7 +146,7 @@ def test_sampled_top_k_bounds_the_threshold_where_factors_would_step_over_it():
     np.testing.assert_array_equal(indices, largest(x, indices.size))
 
 
-@pytest.mark.parametrize("adjustments", [0, 1, 9, 10])
+@pytest.mark.parametrize("adjustments", [9, 10])
 @pytest.mark.parametrize("value", [1.0, 0.1, 0.3, 1e-30, 3e38])
 def test_sampled_top_k_of_equal_entries_is_full(value, adjustments):
     indices, overflow = sample_of(np.full(N, value), max_adjustments=adjustments)
@@ -167,12 +179,17 @@ def test_sampled_top_k_orders_by_magnitude():
     assert (np.diff(magnitudes) <= 0).all()
 
 
+@jax.jit
+def by_threshold(value, x):  # which may be traced
+    return js.threshold(value, max_density=1.0).select(x, ())
+
+
 @pytest.mark.parametrize("value", [0.0, 0.5, 2.5, 100.0])
 def test_threshold_is_numpys(value):
     x = np.random.default_rng(4).normal(size=301)
     found = np.flatnonzero(np.abs(x) > np.float32(value))
-    indices, overflow = chosen(js.threshold(value, max_density=1.0), x)
-    np.testing.assert_array_equal(valid(indices, 301), found)
+    indices, overflow = by_threshold(value, jnp.asarray(x, jnp.float32))
+    np.testing.assert_array_equal(valid(np.asarray(indices), 301), found)
     assert overflow == 0
 
 
@@ -185,14 +202,6 @@ def test_threshold_beyond_its_capacity_keeps_the_largest_and_counts_the_rest():
     indices, overflow = chosen(js.threshold(0.1, max_density=0.1), x)
     np.testing.assert_array_equal(np.sort(indices), np.sort(largest(x, 30)))
     assert overflow == np.sum(np.abs(x) > np.float32(0.1)) - 30
-
-
-def test_threshold_may_be_traced():
-    def select(value, x):
-        return js.threshold(value, max_density=1.0).select(x, ())[0]
-
-    x = jnp.array([1.0, -3.0, 2.0])
-    assert jax.jit(select)(2.5, x).tolist() == [1, 3, 3]
 
 
 DRAWS = 4000
@@ -210,7 +219,7 @@ def drawn(name, n, k, seed=0):
     return np.asarray(jax.lax.scan(step, selection.init(n), length=DRAWS)[1])
 
 
-@pytest.mark.parametrize(("n", "k"), [(23, 7), (24, 8), (10, 9), (11, 1)])
+@pytest.mark.parametrize(("n", "k"), [(23, 7), (10, 9), (11, 1)])
 @pytest.mark.parametrize("name", ["random_k", "random_block"])
 def test_every_entry_is_drawn_equally_often_and_never_twice(name, n, k):
     steps = drawn(name, n, k)
@@ -283,7 +292,7 @@ def test_a_priority_decides_the_order_and_observes_the_mean():
     x = np.arange(8, 0, -1.0)
     state = selection.init(8)
     np.testing.assert_array_equal(state, np.full(8, -1))
-    assert chosen(selection, x, state)[0].tolist() == [5, 0]
+    assert chosen(selection, x)[0].tolist() == [5, 0]
     np.testing.assert_array_equal(selection.observe(state, jnp.arange(8.0)), range(8))
 
 
@@ -295,10 +304,11 @@ def test_a_priority_sees_the_mean_over_the_workers():
         codec=js.codec.float32(),
     )
     x = jnp.array([[4.0, 3.0, 2.0, 1.0], [0.0, 8.0, 2.0, 3.0]])
-    mean, _, state = jax.vmap(
-        lambda x: reducer.reduce(x, reducer.init(x)),
-        axis_name="w",
-        out_axes=(None, 0, None),
-    )(x)
+
+    def step(x):
+        mean, _, state = reducer.reduce(x, reducer.init(x))
+        return mean, state.selection
+
+    mean, seen = jax.jit(jax.vmap(step, axis_name="w", out_axes=None))(x)
     np.testing.assert_array_equal(mean, [2.0, 4.0, 0.0, 2.0])
-    np.testing.assert_array_equal(state.selection, mean)
+    np.testing.assert_array_equal(seen, mean)
