@@ -22,12 +22,12 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
     """
     density, steps = config.get_ref("density"), config.get_ref("steps")
 
-    def sparse(name: str, **settings) -> dict[str, Any]:
+    def sparse(name: str, momentum=0.9, decay=1.0, **settings) -> dict[str, Any]:
         """Error feedback: some entries are sent, the others wait."""
         return {
             "transform": "sparse",
-            "sgd_momentum": 0.9,
-            "decay": 1.0,  # of what waits, per step; 1 forgets nothing
+            "sgd_momentum": momentum,
+            "decay": decay,  # of what waits, per step; 1 forgets nothing
             "scope": "global",  # one budget for the whole model; "leaf": one per layer
             "codec": "bfloat16",
             "selection": {"name": name, **settings},
@@ -43,9 +43,12 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
         "topk_sign": sparse("top_k", density=density) | {"codec": "sign_mean"},
         # All above a magnitude, up to a capacity.
         "threshold": sparse("threshold", value=0.01, max_density=density),
-        # Drawn at random, the same on all workers: no index is sent.
-        "random_k": sparse("random_k", density=density, seed=0),
-        "random_block": sparse("random_block", density=density, seed=0),
+        # Drawn at random, the same on all workers: no index is sent. An entry waits for
+        # 1 / density steps; momentum on top of what has gathered would overshoot.
+        "random_k": sparse("random_k", density=density, seed=0, momentum=0.0),
+        "random_block": sparse(
+            "random_block", density=density, seed=0, momentum=0.0, decay=0.95
+        ),
         # Deep Gradient Compression: momentum before the exchange, density warms up.
         "dgc": {
             "transform": "dgc",
@@ -62,9 +65,9 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
             "codec": "bfloat16",
         },
         # Two thin factors instead of each matrix.
-        "power_sgd": {"transform": "power_sgd", "sgd_momentum": 0.9, "rank": 1},
+        "power_sgd": {"transform": "power_sgd", "sgd_momentum": 0.9, "rank": 2},
         # One bit an entry.
-        "ef_sign_sgd": {"transform": "ef_sign_sgd", "sgd_momentum": 0.9},
+        "ef_sign_sgd": {"transform": "ef_sign_sgd", "sgd_momentum": 0.0},
     }
 
 
