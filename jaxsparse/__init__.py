@@ -26,6 +26,8 @@ from .base import Reducer as Reducer
 from .base import Selection as Selection
 from .base import WorkerLocal as WorkerLocal
 from .exchange import all_gather as all_gather
+from .exchange import server as server
+from .exchange import shared_support as shared_support
 from .labels import label_leaves as label_leaves
 from .memory import error_feedback as error_feedback
 from .memory import momentum_correction as momentum_correction

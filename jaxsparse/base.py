@@ -101,15 +101,6 @@ class Selected(NamedTuple):
     agreed: bool  # the same on all workers: the indices need not be sent
 
 
-class ExchangeMetrics(NamedTuple):
-    """What one exchange measured, the same on every worker; no collective is added."""
-
-    selected: Array  # shape=(), float32; entries sent, mean over the workers
-    aggregated: Array  # shape=(), int32; entries in the union of all selections
-    overflow: Array  # shape=(), float32; entries that found no place, mean
-    rung: Array  # shape=(), int32; rung of the capacity ladder, 0 where there is none
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WorkerLocal:
@@ -123,3 +114,18 @@ class WorkerLocal:
 
     value: PyTree
     reshard: str = dataclasses.field(default="mean", metadata={"static": True})
+
+
+class ExchangeMetrics(NamedTuple):
+    """What one exchange measured; scalars, for which no collective is added.
+
+    All but ``sent_norm`` are the same on every worker.
+    """
+
+    selected: Array  # float32; entries sent, mean over the workers
+    aggregated: Array  # int32; entries in the union of what the workers sent
+    overlap: Array  # float32; workers that sent an entry, mean over the union
+    common: Array  # float32; entries that two workers both sent, mean over the pairs
+    overflow: Array  # float32; entries that found no place, mean over the workers
+    rung: Array  # int32; rung of the capacity ladder, 0 where there is none
+    sent_norm: WorkerLocal  # float32; Euclidean norm of what this worker sent

@@ -197,7 +197,8 @@ def _low_bits(k: int, n: int) -> int | None:
     if k == 0:
         return 0
     low = max((n // k).bit_length() - 1, 0)
-    return low if k * (low + 1) + (n >> low) < n else None
+    words = _ceil_words(k * low) + _ceil_words(k + (n >> low))
+    return low if words < _ceil_words(n) else None
 
 
 def _mark(positions: Array, size: int) -> Array:

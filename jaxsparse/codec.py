@@ -24,8 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse import bits
-
-_TINY = float(jnp.finfo(jnp.float32).tiny)
+from jaxsparse.scaling import relative
 
 
 class Codec(NamedTuple):
@@ -124,7 +123,7 @@ def int8(block: int = 128) -> Codec:
         size = values.shape[0]
         blocks = jnp.pad(values, (0, -size % block)).reshape(-1, block)
         scales = jnp.max(jnp.abs(blocks), axis=1)
-        unit = _relative(blocks, scales[:, None])
+        unit = relative(blocks, scales[:, None])
         codes = jnp.clip(jnp.round(unit * 127), -127, 127).astype(jnp.int32) + 127
         return codes.reshape(-1)[:size].astype(jnp.uint32), scales
 
@@ -151,7 +150,7 @@ def sign_mean() -> Codec:
     def encode(values, valid):
         largest = jnp.max(jnp.abs(values), initial=0)
         # In units of the largest, so that the sum cannot overflow.
-        total = _sum(jnp.abs(_relative(values, largest)))
+        total = _sum(jnp.abs(relative(values, largest)))
         count = jnp.maximum(jnp.sum(valid, dtype=jnp.int32), 1).astype(jnp.float32)
         mean = jnp.minimum(total / count, 1) * largest
         # The sign bit: a comparison may take a denormal for 0.
@@ -297,19 +296,6 @@ def _clamp(values: Array, dtype) -> Array:
     """Into the finite range of a dtype; NaN stays NaN."""
     largest = float(jnp.finfo(dtype).max)
     return jnp.clip(values, -largest, largest)
-
-
-def _relative(values: Array, largest: Array) -> Array:
-    """``values / largest``, in [-1, 1] up to rounding; 0 where the largest is denormal.
-
-    XLA turns a division by a broadcast scalar into a product with its reciprocal, which
-    from 2**126 on is denormal and taken for 0. So large numbers are scaled down first:
-    by a select, as a mere factor would be moved over to the reciprocal.
-    """
-    is_large = largest > 1
-    values = jnp.where(is_large, values * 2**-32, values)
-    largest = jnp.where(is_large, largest * 2**-32, largest)
-    return values * (1 / jnp.where(largest >= _TINY, largest, 1))
 
 
 def _sum(values: Array) -> Array:

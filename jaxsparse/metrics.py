@@ -12,25 +12,31 @@ from .base import ExchangeMetrics, PyTree
 from .memory import ErrorFeedbackState, MomentumCorrectionState
 from .nonfinite import SkipNonfiniteState
 from .phases import PhasesState
+from .scaling import norm, relative
 
 
 class Metrics(NamedTuple):
-    """Scalars of the latest step. All but the norm are the same on every worker."""
+    """Scalars of the latest step. The last two are this worker's own."""
 
     selected: Array  # float32; entries a worker sent, mean over the workers
-    aggregated: Array  # int32; non-zero entries of the mean: what a server would send
+    aggregated: Array  # int32; entries in the union: what a server would send
+    overlap: Array  # float32; workers that sent an entry of the union, mean: 1 to N
+    jaccard: Array  # float32; common part of two workers' selections, mean over pairs
     overflow: Array  # float32; entries that found no place, mean over the workers
     phase: Array  # int32; of `phases`
     rung: Array  # int32; of the capacity ladder
     skipped: Array  # int32; steps skipped by `skip_nonfinite` so far
     residual_norm: Array  # float32; Euclidean norm of what this worker holds back
+    captured: Array  # float32; share of this worker's energy that was sent, 0 to 1
 
 
 def metrics(opt_state: PyTree) -> Metrics:
     """The measured quantities of the latest step, as scalars.
 
-    Call it inside the step: the norm is computed here, from this worker's residual, and
-    costs nothing where it is not asked for. Several reducers in one state (under
+    Call it inside the step: the norm of this worker's residual is computed here, and
+    costs nothing where it is not asked for. ``captured`` is ``s / (s + r)`` with s and
+    r the squared norms of what was sent and what is held back; there is none without a
+    memory. Several reducers in one state (under
     ``optax.partition``) are added up; of their phases and rungs the largest is given.
 
     Args:
@@ -50,19 +56,34 @@ def metrics(opt_state: PyTree) -> Metrics:
     """
     exchanges = _find(opt_state, ExchangeMetrics)
     phases = _find(opt_state, PhasesState)
+    skips = _find(opt_state, SkipNonfiniteState)
     residuals = [s.residual for s in _find(opt_state, ErrorFeedbackState)]
     residuals += [s.velocity for s in _find(opt_state, MomentumCorrectionState)]
+    selected = _total([m.selected for m in exchanges], jnp.float32)
+    aggregated = _total([m.aggregated for m in exchanges], jnp.int32)
+    common = _total([m.common for m in exchanges], jnp.float32)
+    received = _total([m.overlap * m.aggregated for m in exchanges], jnp.float32)
+    residual_norm = norm(residuals)
+    sent_norm = norm([m.sent_norm for m in exchanges])
     return Metrics(
-        selected=_total([m.selected for m in exchanges], jnp.float32),
-        aggregated=_total([m.aggregated for m in exchanges], jnp.int32),
+        selected=selected,
+        aggregated=aggregated,
+        overlap=received / jnp.maximum(aggregated, 1),
+        jaccard=common / jnp.maximum(2 * selected - common, 1),
         overflow=_total([m.overflow for m in exchanges], jnp.float32),
         phase=_largest([p.phase for p in phases]),
         rung=_largest([m.rung for m in exchanges]),
-        skipped=_total(
-            [s.skipped for s in _find(opt_state, SkipNonfiniteState)], jnp.int32
-        ),
-        residual_norm=_norm(residuals),
+        skipped=_total([s.skipped for s in skips], jnp.int32),
+        residual_norm=residual_norm,
+        captured=_share(sent_norm, residual_norm),
     )
+
+
+def _share(a: Array, b: Array) -> Array:
+    """``a**2 / (a**2 + b**2)`` without overflow; 0 if both are 0."""
+    largest = jnp.maximum(a, b)
+    a, b = relative(a, largest) ** 2, relative(b, largest) ** 2
+    return a / jnp.maximum(a + b, 1.0)
 
 
 def _find(state: PyTree, kind: Any) -> list:
@@ -87,13 +108,3 @@ def _total(values: list[Array], dtype: Any) -> Array:
 
 def _largest(values: list[Array]) -> Array:
     return jnp.max(jnp.stack([jnp.zeros((), jnp.int32), *values]))
-
-
-def _norm(tree: PyTree) -> Array:
-    """Euclidean norm that does not overflow: scales before it squares."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
-    if not leaves:
-        return jnp.zeros((), jnp.float32)
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
-    scale = jnp.where(largest > jnp.finfo(jnp.float32).tiny, largest, 1.0)
-    return scale * jnp.sqrt(sum(jnp.sum((leaf / scale) ** 2) for leaf in leaves))

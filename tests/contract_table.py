@@ -13,22 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsparse as js
+from jaxsparse.exchange.ownership import from_shards
 
 AXIS = "workers"
 
 
 class Row(NamedTuple):
-    make: Callable[[], js.Reducer]
-    # sizes of the leaves -> what one worker brings to collectives: (op, dtype, bytes)
-    traffic: Callable[[list[tuple[int, ...]]], list[tuple[str, str, int]]]
-    limit: Callable[[], js.Reducer] | None = None  # must equal dense
+    make: Callable[[int], js.Reducer]  # of the number of workers
+    # (shapes, N) -> what one worker brings to collectives: (op, dtype, bytes)
+    traffic: Callable[[list[tuple[int, ...]], int], list[tuple[str, str, int]]]
+    limit: Callable[[int], js.Reducer] | None = None  # must equal dense
     limit_tolerance: float = 0.0  # relative to the largest entry
     exact: bool = True  # dyadic numbers are handled without rounding
     # (n, shapes) -> delta of ||left||^2 <= (1 - delta) ||x||^2
     contraction: Callable[[list[tuple[int, ...]]], float] | None = None
     unbiased: bool = False  # (n / k) mean over many steps converges to the input
-    worker_order: bool = True
-    stateful: bool = False
+    worker_order: bool = True  # which worker is which does not matter
 
 
 def size(shapes):
@@ -62,11 +62,13 @@ def message(shapes, density, bits, *, scales=lambda k: 0, leaf=False, agreed=Fal
 
 
 def gathered(*args, **kwargs):
-    return lambda shapes: [("all-gather", "uint32", message(shapes, *args, **kwargs))]
+    return lambda shapes, N: [
+        ("all-gather", "uint32", message(shapes, *args, **kwargs))
+    ]
 
 
 def low_rank_traffic(rank):
-    def traffic(shapes):
+    def traffic(shapes, N):
         first, second = 0, 0
         for shape in shapes:
             rows = math.prod(shape[:-1]) if len(shape) > 1 else 1
@@ -81,18 +83,61 @@ def low_rank_traffic(rank):
     return traffic
 
 
-def sign_traffic(shapes):
+def sign_traffic(shapes, N):
     return [("all-gather", "uint32", 4 * (ceil_words(size(shapes)) + len(shapes)))]
 
 
-def dense_traffic(shapes):
+def dense_traffic(shapes, N):
     return [("all-reduce", "float32", 4 * size(shapes))]
 
 
-def sparse(selection, codec=None, scope="global"):
-    codec = js.codec.float32() if codec is None else codec
+def server_traffic(density, bits, limit=None):
+    """All-to-all of N parts, then an all-gather of the owners' messages.
+
+    A header word in each part, four on the way down; a part has k / N places and one
+    standard deviation.
+    """
+
+    def traffic(shapes, N):
+        n = size(shapes)
+        k = math.ceil(round(density * n, 9))
+        rows = -(-n // N)
+        share = k / N
+        places = math.ceil(share + math.sqrt(share * (1 - 1 / N)))
+        places = min(places, k, rows)
+        most = min(rows, places * N)
+        if limit is not None:
+            most = min(most, math.ceil(limit * k / N))
+        part = 1 + index_words(places, rows) + ceil_words(places * bits)
+        down = 4 + index_words(most, rows) + ceil_words(most * bits)
+        return [
+            ("all-gather", "uint32", 4 * down),
+            ("all-to-all", "uint32", 4 * N * part),
+        ]
+
+    return traffic
+
+
+def shared_traffic(density):
+    def traffic(shapes, N):
+        n = size(shapes)
+        k = math.ceil(round(density * n, 9))
+        return [
+            ("all-reduce", "float32", 4 * k),
+            ("all-reduce", "uint32", 4 * index_words(k, n)),
+        ]
+
+    return traffic
+
+
+def sparse(selection, codec=None, scope="global", exchange=None, workers=None):
     return js.sparse(
-        selection, js.all_gather(), axis_name=AXIS, codec=codec, scope=scope
+        selection,
+        js.all_gather() if exchange is None else exchange,
+        axis_name=AXIS,
+        num_workers=workers,
+        codec=js.codec.float32() if codec is None else codec,
+        scope=scope,
     )
 
 
@@ -103,101 +148,142 @@ def top_k_contraction(density):
 D = 0.1
 ROWS = {
     "dense": Row(
-        lambda: js.dense(axis_name=AXIS),
+        lambda N: js.dense(axis_name=AXIS),
         dense_traffic,
-        limit=lambda: js.dense(axis_name=AXIS),
+        limit=lambda N: js.dense(axis_name=AXIS),
         contraction=lambda shapes: 1.0,
     ),
     "top_k": Row(
-        lambda: sparse(js.top_k(D)),
+        lambda N: sparse(js.top_k(D)),
         gathered(D, 32),
-        limit=lambda: sparse(js.top_k(1.0)),
+        limit=lambda N: sparse(js.top_k(1.0)),
         contraction=top_k_contraction(D),
     ),
     "top_k_leaf": Row(
-        lambda: sparse(js.top_k(D), scope="leaf"),
+        lambda N: sparse(js.top_k(D), scope="leaf"),
         gathered(D, 32, leaf=True),
-        limit=lambda: sparse(js.top_k(1.0), scope="leaf"),
+        limit=lambda N: sparse(js.top_k(1.0), scope="leaf"),
         contraction=lambda shapes: D,
     ),
     "top_k_bfloat16": Row(
-        lambda: sparse(js.top_k(D), js.codec.bfloat16()),
+        lambda N: sparse(js.top_k(D), js.codec.bfloat16()),
         gathered(D, 16),
     ),
     "top_k_float16": Row(
-        lambda: sparse(js.top_k(D), js.codec.float16()),
+        lambda N: sparse(js.top_k(D), js.codec.float16()),
         gathered(D, 16),
     ),
     "top_k_int8": Row(
-        lambda: sparse(js.top_k(D), js.codec.int8(block=4)),
+        lambda N: sparse(js.top_k(D), js.codec.int8(block=4)),
         gathered(D, 8, scales=lambda k: -(-k // 4)),
         exact=False,
     ),
     "top_k_sign": Row(
-        lambda: sparse(js.top_k(D), js.codec.sign_mean()),
+        lambda N: sparse(js.top_k(D), js.codec.sign_mean()),
         gathered(D, 1, scales=lambda k: 1),
         exact=False,
     ),
     "sampled_top_k": Row(
-        lambda: sparse(js.sampled_top_k(D, sample=0.3)),
+        lambda N: sparse(js.sampled_top_k(D, sample=0.3)),
         gathered(D, 32),
-        limit=lambda: sparse(js.sampled_top_k(1.0)),
+        limit=lambda N: sparse(js.sampled_top_k(1.0)),
     ),
     "threshold": Row(
-        lambda: sparse(js.threshold(1.0, max_density=D)),
+        lambda N: sparse(js.threshold(1.0, max_density=D)),
         gathered(D, 32),
-        limit=lambda: sparse(js.threshold(0.0, max_density=1.0)),
+        limit=lambda N: sparse(js.threshold(0.0, max_density=1.0)),
     ),
     "random_k": Row(
-        lambda: sparse(js.random_k(D, seed=3)),
+        lambda N: sparse(js.random_k(D, seed=3)),
         gathered(D, 32, agreed=True),
-        limit=lambda: sparse(js.random_k(1.0)),
+        limit=lambda N: sparse(js.random_k(1.0)),
         unbiased=True,
-        stateful=True,
     ),
     "random_block": Row(
-        lambda: sparse(js.random_block(D, seed=3), scope="leaf"),
+        lambda N: sparse(js.random_block(D, seed=3), scope="leaf"),
         gathered(D, 32, agreed=True, leaf=True),
-        limit=lambda: sparse(js.random_block(1.0)),
-        stateful=True,
+        limit=lambda N: sparse(js.random_block(1.0)),
+    ),
+    "server": Row(
+        lambda N: sparse(js.top_k(D), exchange=js.server(ladder=False), workers=N),
+        server_traffic(D, 32),
+        limit=lambda N: sparse(js.top_k(1.0), exchange=js.server(), workers=N),
+    ),
+    "server_ladder": Row(
+        lambda N: sparse(js.top_k(D), exchange=js.server(), workers=N),
+        None,  # see test_server.py: its bytes follow the union
+    ),
+    "server_limit": Row(
+        lambda N: sparse(
+            js.top_k(D), exchange=js.server(limit=1.5, ladder=False), workers=N
+        ),
+        server_traffic(D, 32, limit=1.5),
+    ),
+    "server_bfloat16": Row(
+        lambda N: sparse(
+            js.top_k(D),
+            js.codec.bfloat16(),
+            exchange=js.server(ladder=False),
+            workers=N,
+        ),
+        server_traffic(D, 16),
+    ),
+    "server_random_k": Row(
+        lambda N: sparse(js.random_k(D), exchange=js.server(slack=9.0), workers=N),
+        None,
+        limit=lambda N: sparse(
+            js.random_k(1.0), exchange=js.server(slack=9.0), workers=N
+        ),
+    ),
+    "shared_support": Row(
+        lambda N: sparse(js.top_k(D), exchange=js.shared_support()),
+        shared_traffic(D),
+        limit=lambda N: sparse(js.top_k(1.0), exchange=js.shared_support()),
+        worker_order=False,
+    ),
+    "shared_random_k": Row(
+        lambda N: sparse(js.random_k(D), exchange=js.shared_support()),
+        lambda shapes, N: shared_traffic(D)(shapes, N)[:1],
+        limit=lambda N: sparse(js.random_k(1.0), exchange=js.shared_support()),
+        unbiased=True,
     ),
     "low_rank": Row(
-        lambda: js.low_rank(1, axis_name=AXIS),
+        lambda N: js.low_rank(1, axis_name=AXIS),
         low_rank_traffic(1),
-        limit=lambda: js.low_rank(64, axis_name=AXIS),
+        limit=lambda N: js.low_rank(64, axis_name=AXIS),
         limit_tolerance=1e-5,
         exact=False,
-        stateful=True,
     ),
     "sign_mean": Row(
-        lambda: js.sign_mean(axis_name=AXIS),
+        lambda N: js.sign_mean(axis_name=AXIS),
         sign_traffic,
         exact=False,
         contraction=lambda shapes: 0.0,
     ),
     "phases": Row(
-        lambda: js.phases([(1, js.dense(axis_name=AXIS)), (None, sparse(js.top_k(D)))]),
+        lambda N: js.phases(
+            [(1, js.dense(axis_name=AXIS)), (None, sparse(js.top_k(D)))]
+        ),
         dense_traffic,  # of the first phase
-        limit=lambda: js.phases(
+        limit=lambda N: js.phases(
             [(1, js.dense(axis_name=AXIS)), (None, sparse(js.top_k(1.0)))]
         ),
         contraction=top_k_contraction(D),
-        stateful=True,
     ),
 }
 
 TRANSFORMATIONS = {
-    "error_feedback": lambda: js.error_feedback(sparse(js.top_k(D))),
-    "error_feedback_decay": lambda: js.error_feedback(sparse(js.top_k(D)), 0.9),
-    "error_feedback_int8": lambda: js.error_feedback(
+    "error_feedback": lambda N: js.error_feedback(sparse(js.top_k(D))),
+    "error_feedback_decay": lambda N: js.error_feedback(sparse(js.top_k(D)), 0.9),
+    "error_feedback_int8": lambda N: js.error_feedback(
         sparse(js.top_k(D), js.codec.int8())
     ),
-    "momentum_correction": lambda: js.momentum_correction(sparse(js.top_k(D)), 0.9),
-    "momentum_nesterov": lambda: js.momentum_correction(
+    "momentum_correction": lambda N: js.momentum_correction(sparse(js.top_k(D)), 0.9),
+    "momentum_nesterov": lambda N: js.momentum_correction(
         sparse(js.top_k(D)), 0.9, nesterov=True
     ),
-    "stateless_dense": lambda: js.stateless(js.dense(axis_name=AXIS)),
-    "dgc": lambda: js.dgc(
+    "stateless_dense": lambda N: js.stateless(js.dense(axis_name=AXIS)),
+    "dgc": lambda N: js.dgc(
         D,
         axis_name=AXIS,
         clip_norm=4.0,
@@ -205,9 +291,18 @@ TRANSFORMATIONS = {
         warmup_densities=(0.5, 0.25),
         scope="global",
     ),
-    "power_sgd": lambda: js.power_sgd(1, axis_name=AXIS),
-    "ef_sign_sgd": lambda: js.ef_sign_sgd(axis_name=AXIS),
-    "random_k": lambda: js.error_feedback(sparse(js.random_k(D))),
+    "power_sgd": lambda N: js.power_sgd(1, axis_name=AXIS),
+    "ef_sign_sgd": lambda N: js.ef_sign_sgd(axis_name=AXIS),
+    "random_k": lambda N: js.error_feedback(sparse(js.random_k(D))),
+    "server": lambda N: js.error_feedback(
+        sparse(js.top_k(D), exchange=js.server(), workers=N)
+    ),
+    "server_limit": lambda N: js.error_feedback(
+        sparse(js.top_k(D), exchange=js.server(limit=1.5), workers=N)
+    ),
+    "shared_support": lambda N: js.error_feedback(
+        sparse(js.top_k(D), exchange=js.shared_support())
+    ),
 }
 
 SHAPES = {"bias": (7,), "kernel": (5, 11), "scale": ()}
@@ -227,6 +322,27 @@ def dyadic(seed, shapes=None, workers=None, dtype=jnp.float32):
 def on_workers(f, out_axes=0, in_axes=0):
     """The function on every worker by vmap, jitted; ``out_axes`` None is a proof."""
     return jax.jit(jax.vmap(f, in_axes, out_axes, axis_name=AXIS))
+
+
+def stacked(state, workers):
+    """The state with its local parts on a worker axis, and the axes that say so."""
+    is_local = lambda node: isinstance(node, js.WorkerLocal)  # noqa: E731
+    parts = jax.tree.map(
+        lambda node: js.stack_workers(node, workers) if is_local(node) else node,
+        state,
+        is_leaf=is_local,
+    )
+    return parts, js.state_axes(state)
+
+
+def held_by_servers(state, n):
+    """What the shards of all servers hold back, as one vector in units of the mean."""
+    shards = [
+        node.value
+        for node in jax.tree.leaves(state, is_leaf=lambda v: hasattr(v, "reshard"))
+        if getattr(node, "reshard", None) == "shard"
+    ]
+    return sum((np.asarray(from_shards(shard, n), np.float64) for shard in shards), 0.0)
 
 
 def worker_zero(tree):

@@ -16,7 +16,7 @@ STEPS = 3
 
 def training(name):
     """A few steps of a chain, as one worker runs them; its state is split in two."""
-    tx = optax.chain(TRANSFORMATIONS[name](), optax.sgd(0.5, momentum=0.5))
+    tx = optax.chain(TRANSFORMATIONS[name](WORKERS), optax.sgd(0.5, momentum=0.5))
     params = jax.tree.map(jnp.zeros_like, dyadic(0))
 
     def step(state, grads):

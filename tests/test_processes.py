@@ -41,13 +41,13 @@ def results(tmp_path_factory):
     return folder
 
 
-def by_vmap(reducer):
-    return table.on_workers(reducer.reduce, (None, 0, None), (0, None))
+def by_vmap(reducer, axes):
+    return table.on_workers(reducer.reduce, (None, 0, axes), (0, axes))
 
 
 @pytest.mark.parametrize("name", two_processes.ROWS)
 def test_two_processes_give_what_vmap_gives(results, name):
-    wanted = two_processes.run(name, by_vmap, lambda x: x)
+    wanted = two_processes.run(name, by_vmap, lambda x: x, 2)
     tolerance = 0 if table.ROWS[name].exact else 1e-5
     for worker in range(2):
         found = np.load(results / f"{name}-{worker}.npz")

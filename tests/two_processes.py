@@ -12,7 +12,18 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import contract_table as table  # noqa: E402
 
-ROWS = ("dense", "top_k", "top_k_int8", "random_k", "low_rank", "sign_mean", "phases")
+ROWS = (
+    "dense",
+    "top_k",
+    "top_k_int8",
+    "random_k",
+    "server",
+    "server_ladder",
+    "shared_support",
+    "low_rank",
+    "sign_mean",
+    "phases",
+)
 STEPS = 3
 
 
@@ -20,23 +31,25 @@ def gradients():
     return [table.dyadic(seed, workers=2) for seed in range(STEPS)]
 
 
-def run(name, mapped, pick):
+def run(name, mapped, pick, here):
     """Means and what is left over a few steps.
 
-    ``mapped`` maps a step over the workers, ``pick`` gives a process its part.
+    ``mapped`` maps a reducer's step over the workers, given the axes of its state;
+    ``pick`` gives a process its part of the gradients, for ``here`` workers.
     """
-    reducer = table.ROWS[name].make()
+    reducer = table.ROWS[name].make(2)
     state = reducer.init(table.worker_zero(gradients()[0]))
-    step, found = mapped(reducer), []
+    state, axes = table.stacked(state, here)
+    step, found = mapped(reducer, axes), []
     for x in gradients():
         mean, left, state = step(pick(x), state)
         found.append((mean, left))
     return found
 
 
-def by_pmap(reducer):
+def by_pmap(reducer, axes):
     return jax.pmap(
-        reducer.reduce, table.AXIS, in_axes=(0, None), out_axes=(None, 0, None)
+        reducer.reduce, table.AXIS, in_axes=(0, axes), out_axes=(None, 0, axes)
     )
 
 
@@ -49,7 +62,7 @@ def main(coordinator, process, folder):
         return jax.tree.map(lambda v: v[int(process)][None], x)
 
     for name in ROWS:
-        found = jax.tree.leaves(run(name, by_pmap, mine))
+        found = jax.tree.leaves(run(name, by_pmap, mine, 1))
         leaves = {str(i): np.asarray(v) for i, v in enumerate(found)}
         np.savez(Path(folder) / f"{name}-{process}.npz", **leaves)
 

@@ -1,3 +1,5 @@
 """Exchanges: the only home of collectives."""
 
 from .all_gather import all_gather as all_gather
+from .server import server as server
+from .shared_support import shared_support as shared_support

@@ -15,6 +15,7 @@ from .. import codec as codec_lib
 from ..base import Exchange, ExchangeMetrics, PyTree, Selected
 from ..codec import Codec
 from . import collectives
+from .tally import Tally
 
 
 def all_gather() -> Exchange:
@@ -48,27 +49,20 @@ def all_gather() -> Exchange:
 
         # One message after the other: decoding all at once would hold N of them.
         def add(carry, message):
-            total, count, overflow = carry
+            total, tally = carry
             header, at, values = codec_lib.decode(
                 message, n, k, codec, indices=known, header=1
             )
             total = total.at[at].add(values / workers, mode="drop")
-            count = count + jnp.sum(at < n, dtype=jnp.float32)
-            return (total, count, overflow + header[0].astype(jnp.float32)), None
+            return (total, tally.add(at, missed=header[0])), None
 
-        zero = jnp.zeros((), jnp.float32)
-        (mean, count, overflow), _ = lax.scan(
+        (mean, tally), _ = lax.scan(
             add,
-            (jnp.zeros(n, jnp.float32), zero, zero),
+            (jnp.zeros(n, jnp.float32), Tally.start(n, workers)),
             collectives.gather(message, axis_name),
         )
         left = x.at[indices].add(-sent, mode="drop")
-        metrics = ExchangeMetrics(
-            selected=count / workers,
-            aggregated=jnp.count_nonzero(mean).astype(jnp.int32),
-            overflow=overflow / workers,
-            rung=jnp.zeros((), jnp.int32),
-        )
+        metrics = tally.metrics(workers, sent)
         return mean, left, state, metrics
 
     return Exchange(init, send)

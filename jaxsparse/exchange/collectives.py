@@ -98,9 +98,39 @@ def gather(x: Array, axis_name: AxisName) -> Array:
     return lax.all_gather(x, axis_name)
 
 
+def all_to_all(x: Array, axis_name: AxisName) -> Array:
+    """Row i of every worker's ``x`` to worker i: ``[N, ...]``, in order of workers."""
+    return lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0, tiled=True)
+
+
+def total(x: Array, axis_name: AxisName) -> Array:
+    """The sum over the workers, on all of them."""
+    return lax.psum(x, axis_name)
+
+
+def maximum(x: Array, axis_name: AxisName) -> Array:
+    """The largest over the workers, on all of them."""
+    return lax.pmax(x, axis_name)
+
+
+def worker(axis_name: AxisName) -> Array:
+    """Which worker this is, an int32 in [0, N)."""
+    return lax.axis_index(axis_name)
+
+
 def agree(flag: Array, axis_name: AxisName) -> Array:
     """True on every worker if true on all of them."""
     return lax.pmin(flag.astype(jnp.int32), axis_name) == 1
+
+
+def vary_like(tree: PyTree, like: Array) -> PyTree:
+    """Types ``tree`` as varying over the axes that ``like`` varies over."""
+
+    def vary(x: Array) -> Array:
+        missing = varying_axes(like) - varying_axes(x)
+        return lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+    return jax.tree.map(vary, tree)
 
 
 def zeros(abstract: jax.ShapeDtypeStruct) -> Array:

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 
 from .. import tree
 from ..arguments import check_axis_name, check_positive_int
-from ..base import Exchange, ExchangeMetrics, PyTree, Reducer, Selected, Selection
+from ..base import (
+    Exchange,
+    ExchangeMetrics,
+    PyTree,
+    Reducer,
+    Selected,
+    Selection,
+    WorkerLocal,
+)
 from ..codec import Codec, bfloat16
 from ..exchange import collectives
 from ..scope import per_leaf
@@ -129,6 +137,9 @@ def no_metrics() -> ExchangeMetrics:
     return ExchangeMetrics(
         selected=jnp.zeros((), jnp.float32),
         aggregated=jnp.zeros((), jnp.int32),
+        overlap=jnp.zeros((), jnp.float32),
+        common=jnp.zeros((), jnp.float32),
         overflow=jnp.zeros((), jnp.float32),
         rung=jnp.zeros((), jnp.int32),
+        sent_norm=WorkerLocal(jnp.zeros((), jnp.float32)),
     )

@@ -1,0 +1,134 @@
+"""What a worker does in the server's role: parts in, one shard, parts out.
+
+Array work only: ``server.py`` has the collectives. Counts travel in the headers of the
+messages, so that metrics cost no collective of their own.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .. import codec as codec_lib
+from ..bits import compact
+from ..codec import Codec
+from . import collectives, ownership
+from .tally import Tally
+
+# Words of the header on the way down: `Tally.counts`.
+COUNTS = 4
+
+
+def by_owner(
+    indices: Array, n: int, num_workers: int, places: int
+) -> tuple[Array, Array]:
+    """Deals a selection out to the owners, the most important entries first.
+
+    Args:
+      indices: int32[k], most important first, n in empty places.
+      n: entries of the vector.
+      num_workers: N.
+      places: capacity of each part.
+
+    Returns:
+      * the parts, int32[N, places], each rising, n in empty places;
+      * how many of each owner's entries found no place, int32[N].
+    """
+    owner = jnp.where(indices < n, ownership.owner(indices, num_workers), num_workers)
+    order = jnp.argsort(owner, stable=True)  # keeps the order of importance
+    dealt = owner[order]
+    first = jnp.searchsorted(dealt, jnp.arange(num_workers + 1, dtype=dealt.dtype))
+    rank = jnp.arange(dealt.shape[0], dtype=jnp.int32) - first[dealt]
+    parts = jnp.full((num_workers, places), n, jnp.int32)
+    parts = parts.at[dealt, rank].set(indices[order], mode="drop")
+    return jnp.sort(parts, axis=1), jnp.maximum(jnp.diff(first) - places, 0)
+
+
+def write(
+    x: Array, parts: Array, missed: Array, num_workers: int, codec: Codec
+) -> tuple[Array, Array]:
+    """One message for each owner, and the values as they will be read there.
+
+    Args:
+      x: float32[n].
+      parts: int32[N, places], from `by_owner`.
+      missed: int32[N], counts for the headers.
+      num_workers: N.
+      codec: how values are written.
+    """
+    n, size = x.shape[0], ownership.rows(x.shape[0], num_workers)
+    values = x.at[parts].get(mode="fill", fill_value=0)
+    row = jnp.where(parts < n, parts // num_workers, size)
+    return jax.vmap(
+        lambda row, values, missed: codec_lib.write(
+            row, values, size, codec, header=missed[None]
+        )
+    )(row, values, missed.astype(jnp.uint32))
+
+
+def add_up(
+    messages: Array, shard: Array, places: int, num_workers: int, codec: Codec
+) -> tuple[Array, Tally]:
+    """Adds the workers' parts to the shard, one after the other, each divided by N.
+
+    Args:
+      messages: uint32[N, words], of all workers.
+      shard: float32[rows], what was held back.
+      places: capacity of each part.
+      num_workers: N.
+      codec: how values are written.
+
+    Returns:
+      The shard, float32[rows], and the tally of what came in.
+    """
+    size = shard.shape[0]
+
+    def add(carry, message):
+        shard, tally = carry
+        header, row, values = codec_lib.decode(message, size, places, codec, header=1)
+        shard = shard.at[row].add(values / num_workers, mode="drop")
+        return (shard, tally.add(row, missed=header[0])), None
+
+    start = collectives.vary_like((shard, Tally.start(size, num_workers)), messages)
+    return lax.scan(add, start, messages)[0]
+
+
+def largest(shard: Array, touched: Array, most: int) -> Array:
+    """The touched rows, at most so many, the largest if there are more.
+
+    Returns:
+      int32[most]; the length of the shard in empty places, which come last.
+    """
+    size = shard.shape[0]
+
+    def by_size():
+        scores = jnp.where(touched, jnp.abs(shard), -1.0)
+        values, at = lax.top_k(scores, most)
+        return jnp.where(values < 0, size, at).astype(jnp.int32)
+
+    return lax.cond(
+        jnp.sum(touched, dtype=jnp.int32) > most,
+        by_size,
+        lambda: compact(touched, most),
+    )
+
+
+def join(
+    messages: Array, n: int, size: int, places: int, num_workers: int, codec: Codec
+) -> tuple[Array, Array]:
+    """The mean, from the messages of all owners, and the sum of their counts."""
+
+    def place(carry, numbered):
+        mean, totals = carry
+        worker, message = numbered
+        header, row, values = codec_lib.decode(
+            message, size, places, codec, header=COUNTS
+        )
+        at = jnp.where(row < size, ownership.index(row, worker, num_workers), n)
+        return (mean.at[at].set(values, mode="drop"), totals + header), None
+
+    start = (jnp.zeros(n, jnp.float32), jnp.zeros(COUNTS, jnp.uint32))
+    workers = jnp.arange(num_workers, dtype=jnp.int32)
+    (mean, totals), _ = lax.scan(place, start, (workers, messages))
+    return mean, totals
