@@ -1,4 +1,5 @@
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +18,30 @@ def vectors(seed=0):
     return np.random.default_rng(seed).normal(size=(WORKERS, N)).astype(np.float32)
 
 
+OWN = dict.fromkeys(("residual_norm", "captured"))
+
+
+def parted(metrics):
+    """What is the same on all workers, for out_axes None to prove it, and the rest."""
+    return metrics._replace(**OWN), {name: getattr(metrics, name) for name in OWN}
+
+
 @functools.cache
 def compiled(tx, steps):
-    """Metrics of the last step; all but the norm are proven to be shared."""
+    """Metrics of the last step."""
 
     def run(x):
         state = tx.init(x)
         for _ in range(steps):
             _, state = tx.update(x, state)
-        metrics = js.metrics(state)
-        return metrics._replace(residual_norm=None), metrics.residual_norm
+        return parted(js.metrics(state))
 
     return on_workers(run, (None, 0))
 
 
 def measured(tx, x, steps=1):
-    metrics, norm = compiled(tx, steps)(x)
-    return metrics._replace(residual_norm=norm)
+    shared, own = compiled(tx, steps)(x)
+    return shared._replace(**own)
 
 
 TOP_K = js.error_feedback(sparse(js.top_k(K / N)))
@@ -56,6 +64,33 @@ def test_entries_the_union_and_the_residuals_norm():
     assert metrics.overflow == 0
     expected = np.linalg.norm(vectors() - sent, axis=1)
     np.testing.assert_allclose(metrics.residual_norm, expected, rtol=1e-6)
+
+
+def test_how_far_the_selections_overlap():
+    # Workers that lean towards one common vector choose alike, but not the same.
+    x = vectors() + 2 * vectors(1)[:1]
+    metrics = measured(TOP_K, x)
+    chosen = simulation.top_k(x, K) != 0
+    union = chosen.any(0).sum()
+    assert metrics.aggregated == union < WORKERS * K
+    np.testing.assert_allclose(metrics.overlap, WORKERS * K / union, rtol=1e-6)
+    pairs = [*itertools.combinations(chosen, 2)]
+    common = np.mean([(a & b).sum() for a, b in pairs])
+    either = np.mean([(a | b).sum() for a, b in pairs])
+    np.testing.assert_allclose(metrics.jaccard, common / either, rtol=1e-6)
+
+
+def test_entries_that_cancel_are_in_the_union_all_the_same():
+    x = np.zeros((WORKERS, N), np.float32)
+    x[:, :K] = np.array([[1], [-1], [2], [-2]])
+    assert measured(TOP_K, x).aggregated == K
+
+
+def test_the_share_of_the_energy_that_was_sent():
+    metrics = measured(TOP_K, vectors())
+    sent = simulation.top_k(vectors(), K)
+    expected = (sent**2).sum(1) / (vectors() ** 2).sum(1)
+    np.testing.assert_allclose(metrics.captured, expected, rtol=1e-5)
 
 
 def test_entries_that_found_no_place_are_counted_on_average():
@@ -97,15 +132,17 @@ def test_several_reducers_add_up():
     x = {"a": jnp.asarray(vectors(0)), "b": jnp.asarray(vectors(1))}
 
     def run(x):
-        metrics = js.metrics(tx.update(x, tx.init(params))[1])
-        return metrics._replace(residual_norm=None), metrics.residual_norm
+        return parted(js.metrics(tx.update(x, tx.init(params))[1]))
 
-    metrics, norm = on_workers(run, (None, 0))(x)
+    metrics, own = on_workers(run, (None, 0))(x)
     sent = [simulation.top_k(vectors(0), 3), simulation.top_k(vectors(1), 5)]
     assert metrics.selected == 8
     assert metrics.aggregated == sum((s != 0).any(0).sum() for s in sent)
     left = np.concatenate([vectors(i) - s for i, s in enumerate(sent)], axis=1)
-    np.testing.assert_allclose(norm, np.linalg.norm(left, axis=1), rtol=1e-6)
+    norm = np.linalg.norm(left, axis=1)
+    np.testing.assert_allclose(own["residual_norm"], norm, rtol=1e-6)
+    total = np.linalg.norm(np.concatenate([vectors(0), vectors(1)], axis=1), axis=1)
+    np.testing.assert_allclose(own["captured"], 1 - (norm / total) ** 2, rtol=1e-5)
 
 
 def test_wrappers_of_all_kinds_are_looked_into():
@@ -121,7 +158,7 @@ def test_wrappers_of_all_kinds_are_looked_into():
         state = tx.init(good)
         for x in (good, bad, good):
             _, state = tx.update(x, state, good)
-        return js.metrics(state)._replace(residual_norm=None)
+        return parted(js.metrics(state))[0]
 
     metrics = jax.jit(jax.vmap(run, out_axes=None, axis_name=AXIS))(good, bad)
     assert (metrics.phase, metrics.skipped, metrics.selected) == (1, 1, N // 2)

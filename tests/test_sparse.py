@@ -64,9 +64,13 @@ def test_places_left_empty_in_one_leaf_do_not_spill_into_the_next():
 def test_overflow_is_the_sum_over_the_leaves():
     reducer = sparse(js.threshold(1.0, max_density=0.5), scope="leaf")
     x = {"a": jnp.full((WORKERS, 8), 2.0), "b": jnp.full((WORKERS, 6), 2.0)}
-    run = lambda x: reducer.reduce(x, reducer.init(x))[2].metrics  # noqa: E731
-    metrics = on_workers(run, None)(x)
-    assert metrics.overflow == 4 + 3 and metrics.selected == 4 + 3
+
+    def run(x):
+        metrics = reducer.reduce(x, reducer.init(x))[2].metrics
+        return metrics.overflow, metrics.selected
+
+    overflow, selected = on_workers(run, None)(x)
+    assert overflow == 4 + 3 and selected == 4 + 3
 
 
 def test_random_selections_by_leaf_go_on_from_step_to_step():
