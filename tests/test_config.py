@@ -56,6 +56,11 @@ def test_several_methods_in_the_order_given():
     assert parse(config_flag("digits.py:topk,dense")).config.run == ("topk", "dense")
 
 
+def test_flags_come_in_any_order():
+    config = parse("--config.steps=3", "--config", config_flag("digits.py:topk")[9:])
+    assert (config.config.steps, config.config.run) == (3, ("topk",))
+
+
 def test_an_override_reaches_what_refers_to_it():
     config = parse("--config.density=0.5", "--config.steps=240").config
     assert config.methods.topk.selection.density == 0.5
@@ -89,9 +94,13 @@ def test_a_typo_is_answered_by_what_there_is(args, words):
         assert word in str(error.value)
 
 
-def test_a_value_of_the_wrong_type_is_refused():
-    with pytest.raises(flags.IllegalFlagValueError, match="config.steps"):
-        parse("--config.steps=many")
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [("--config.steps=many", "config.steps=many"), ("--stepz=1", "'stepz'")],
+)
+def test_a_wrong_flag_is_refused(flag, words):
+    with pytest.raises(SetupError, match=words):
+        parse(flag)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from ml_collections import ConfigDict, config_flags
 
 from train.errors import SetupError
 
+flags.disclaim_key_flags()  # --help shows them as `main`'s
+
 DEFAULT_CONFIG = str(Path(__file__).parents[1] / "configs" / "digits.py")
 
 
@@ -41,26 +43,40 @@ def parse(argv: list[str], values: flags.FlagValues) -> list[str]:
       What is left of it.
 
     Raises:
-      SetupError: an unknown setting, file or method.
+      SetupError: an unknown flag, setting, file or method; a value of a wrong type.
     """
-    if not any(re.fullmatch(r"--?config(=.*)?", arg) for arg in argv):
-        argv = [argv[0], f"--config={DEFAULT_CONFIG}", *argv[1:]]
+    argv, path = _config_first(argv)
     define(values, argv)
     try:
         rest = values(argv)
         _ = values.config.setup  # a file that isn't there is reported on first use
         return rest
+    except flags.Error as error:
+        raise SetupError(f"{error}\n--help lists the flags.") from error
     except (AttributeError, KeyError) as error:
-        raise SetupError(_unknown_key(argv) or str(error)) from error
+        raise SetupError(_unknown_key(argv, path) or str(error)) from error
     except OSError as error:
         known = sorted(p.name for p in Path(DEFAULT_CONFIG).parent.glob("[!_]*.py"))
         raise SetupError(f"{error}\nSetups here: {', '.join(known)}.") from error
 
 
-def _unknown_key(argv: list[str]) -> str | None:
+def _config_first(argv: list[str]) -> tuple[list[str], str]:
+    """The command line with ``--config`` in front of its overrides; and its value."""
+    path, others, rest = DEFAULT_CONFIG, [], iter(argv[1:])
+    for arg in rest:
+        if arg in ("-config", "--config"):
+            path = next(rest, "")
+        elif match := re.fullmatch(r"--?config=(.*)", arg):
+            path = match[1]
+        else:
+            others.append(arg)
+    return [argv[0], f"--config={path}", *others], path
+
+
+def _unknown_key(argv: list[str], path: str) -> str | None:
     """The first setting of a command line that its config lacks, and what it has."""
-    path, _, methods = _config_argument(argv).partition(":")
-    config = runpy.run_path(path)["get_config"](methods)
+    file, _, methods = path.partition(":")
+    config = runpy.run_path(file)["get_config"](methods)
     for match in (re.match(r"--?config\.([\w.]+)", arg) for arg in argv):
         node = config
         for part in match[1].split(".") if match else ():
@@ -74,12 +90,3 @@ def _unknown_key(argv: list[str]) -> str | None:
                 )
             node = node[part]
     return None
-
-
-def _config_argument(argv: list[str]) -> str:
-    for i, arg in enumerate(argv):
-        if re.fullmatch(r"--?config", arg):
-            return argv[i + 1]
-        if match := re.fullmatch(r"--?config=(.*)", arg):
-            return match[1]
-    raise SetupError("--config is missing.")

@@ -2,8 +2,10 @@
 
     python -m train.main [--config=configs/NAME.py:METHOD] [--config.KEY=VALUE ...]
 
-`scripts/train` does the same and sets up what is needed first. This file is short on
-purpose: one run is in `loop.py`, what it is made of in `build.py`.
+`scripts/train` does the same and sets up what is needed first. One run is in `loop.py`,
+what it is made of in `build.py`. Several processes train together if each gets
+--coordinator, --num_processes and its own --process_id, or a launcher such as Slurm's
+starts them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from train import checkpoint, data, history, loop, parallel, report
+from train import build, checkpoint, data, history, loop, parallel, report
 from train import flags as train_flags
 from train.errors import SetupError
 from train.interrupt import Interrupt
@@ -37,10 +39,15 @@ def main(argv: list[str]) -> None:
         process_id=FLAGS.process_id,
     )
     log, workers = Log(), parallel.Workers(config.num_workers)
+    # What can be wrong is found now, and not after an hour.
+    build.task(config)
+    for method in config.run:
+        build.optimizer(config, method)
     workdir = Path(FLAGS.workdir or Path("runs", config.setup))
     folders = {method: workdir / method for method in config.run}
     for folder in folders.values():
         make_folder(folder, fresh=FLAGS.fresh)
+    workers.wait_for_all()  # a fresh start has removed what it must
     splits = data.load(
         config.data.name,
         data_dir=config.data.data_dir,
@@ -70,7 +77,7 @@ def main(argv: list[str]) -> None:
 
 
 def make_folder(folder: Path, *, fresh: bool) -> None:
-    """Makes a run's folder, and finds out now and not after an hour if it can't."""
+    """Makes a run's folder, and finds out whether it can be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{os.getpid()}"

@@ -81,12 +81,7 @@ class Workers:
         self.num_workers = num_workers
         devices = [d for p in range(jax.process_count()) for d in _devices(p)[:here]]
         self._mesh = Mesh(np.array(devices), (AXIS,))
-        self._pmap = functools.partial(
-            jax.pmap,
-            axis_name=AXIS,
-            # Several processes: pmap takes no devices, and all are taken.
-            devices=devices if jax.process_count() == 1 else None,
-        )
+        self._pmap = functools.partial(jax.pmap, axis_name=AXIS, devices=devices)
         first = jax.process_index() * here
         self.numbers = range(first, first + here)  # the workers of this process
 
@@ -95,6 +90,10 @@ class Workers:
         # On the host: pmap over several processes would move an array of one device to
         # all of them and, as it is donated, delete the original with a shared buffer.
         return jax.device_get((shared, js.stack_workers(local, len(self.numbers))))
+
+    def wait_for_all(self) -> None:
+        """Returns when every process has come here."""
+        multihost_utils.sync_global_devices("wait_for_all")
 
     def map_train(self, step: Callable, is_local: Any) -> Callable:
         """``(shared, local, batch) -> (shared, local, measured)``; state is donated.
