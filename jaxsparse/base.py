@@ -49,14 +49,16 @@ class Priority(NamedTuple):
     """Scores the entries of a flat float32 vector; the largest are selected first.
 
     Attributes:
-      init: ``n -> state``, shared by all workers.
+      init: ``n -> state``; the same structure for every n.
       score: ``(state, x[n]) -> scores[n]``, non-negative.
-      observe: ``(state, mean[n]) -> state``, called with every aggregated mean.
+      observe: ``(state, mean[n], sent[n]) -> state``, called after every exchange with
+        the aggregated mean and what this worker put into it. State derived from
+        ``sent`` differs between workers and must be wrapped in `WorkerLocal`.
     """
 
     init: Callable[[int], PyTree]
     score: Callable[[PyTree, Array], Array]
-    observe: Callable[[PyTree, Array], PyTree]
+    observe: Callable[[PyTree, Array, Array], PyTree]
 
 
 class Selection(NamedTuple):
@@ -68,14 +70,15 @@ class Selection(NamedTuple):
       select: ``(x[n], state) -> (indices[k], overflow)``: distinct int32 indices,
         the most important first, ``n`` in places left empty; ``overflow`` counts the
         entries that qualified and found no place (int32 scalar).
-      observe: ``(state, mean[n]) -> state``, called once a step after the exchange.
+      observe: ``(state, mean[n], sent[n]) -> state``, called once a step after the
+        exchange; see `Priority`.
       agreed: True where all workers choose the same indices without a message.
     """
 
     count: Callable[[int], int]
     init: Callable[[int], PyTree]
     select: Callable[[Array, PyTree], tuple[Array, Array]]
-    observe: Callable[[PyTree, Array], PyTree]
+    observe: Callable[[PyTree, Array, Array], PyTree]
     agreed: bool = False
 
 

@@ -49,11 +49,11 @@ def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
             overflow = overflow + over
         return jnp.concatenate(found), overflow
 
-    def observe(state: PyTree, mean: Array) -> PyTree:
+    def observe(state: PyTree, mean: Array, sent: Array) -> PyTree:
         return _joined(
             [
-                selection.observe(part, entries)
-                for _, entries, part in parts(mean, state)
+                selection.observe(part, entries, sent[start : start + len(entries)])
+                for start, entries, part in parts(mean, state)
             ]
         )
 

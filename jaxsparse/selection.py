@@ -20,7 +20,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .arguments import check_density, check_number, check_positive_int, entries
+from .arguments import (
+    check_density,
+    check_fraction,
+    check_number,
+    check_positive_int,
+    entries,
+)
 from .base import Priority, PyTree, Selection
 from .bits import compact
 from .priority import magnitude
@@ -35,7 +41,9 @@ def _defined(scores: Array) -> Array:
     return jnp.where(jnp.isnan(scores), jnp.inf, scores)
 
 
-def top_k(density: float, priority: Priority | None = None) -> Selection:
+def top_k(
+    density: float, priority: Priority | None = None, *, exploration: float = 0.0
+) -> Selection:
     """Selects exactly the ``k = ceil(density * n)`` entries of highest score.
 
     Ties go to the lower index; NaN counts as infinite.
@@ -44,12 +52,14 @@ def top_k(density: float, priority: Priority | None = None) -> Selection:
       density: fraction of the entries kept, in (0, 1]. Lower: fewer bytes, larger
         residual.
       priority: how entries are scored; by default their magnitude.
+      exploration: share of the k places, in [0, 1], that goes to the largest magnitudes
+        whatever their score. Wanted with priorities that let nothing new in.
 
     Returns:
       A `Selection`.
 
     Raises:
-      ValueError, TypeError: ``density`` is not a Python number in (0, 1].
+      ValueError, TypeError: an argument out of its range.
 
     Example:
       >>> selection = top_k(0.5)
@@ -57,11 +67,22 @@ def top_k(density: float, priority: Priority | None = None) -> Selection:
       Array([1, 2], dtype=int32)
     """
     density = check_density("top_k(density=...)", density)
+    check_fraction("top_k(exploration=...)", exploration)
+    if not isinstance(priority, Priority | None):
+        raise TypeError(
+            "`top_k(priority=...)` must be made by a call such as `js.ema()`, got "
+            f"{priority!r}."
+        )
     priority = magnitude() if priority is None else priority
 
     def select(x: Array, state: PyTree) -> tuple[Array, Array]:
+        k = entries(density, x.shape[0])
+        own = entries(float(exploration), k)
         scores = _defined(priority.score(state, x))
-        _, indices = lax.top_k(scores, entries(density, x.shape[0]))
+        _, indices = lax.top_k(scores, k - own)
+        if own:
+            others = _defined(jnp.abs(x)).at[indices].set(-1.0)
+            indices = jnp.concatenate([indices, lax.top_k(others, own)[1]])
         return indices, _no_overflow()
 
     return Selection(
@@ -166,7 +187,10 @@ def sampled_top_k(
         return indices[order], jnp.maximum(overflow, 0)
 
     return Selection(
-        lambda n: entries(density, n), lambda n: (), select, lambda state, mean: state
+        lambda n: entries(density, n),
+        lambda n: (),
+        select,
+        lambda state, mean, sent: state,
     )
 
 
@@ -220,7 +244,7 @@ def threshold(value: float | Array, *, max_density: float) -> Selection:
         lambda n: entries(max_density, n),
         lambda n: (),
         select,
-        lambda state, mean: state,
+        lambda state, mean, sent: state,
     )
 
 
@@ -244,7 +268,7 @@ def _drawn_by_step(density: float, seed: int, draw) -> Selection:
         count=lambda n: entries(density, n),
         init=lambda n: StepState(jnp.zeros((), jnp.uint32)),
         select=select,
-        observe=lambda state, mean: StepState(state.step + jnp.uint32(1)),
+        observe=lambda state, mean, sent: StepState(state.step + jnp.uint32(1)),
         agreed=True,
     )
 

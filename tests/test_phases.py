@@ -94,7 +94,7 @@ def test_densities_may_change_while_a_priority_goes_on():
     counting = js.Priority(
         init=lambda n: jnp.zeros(n),
         score=lambda state, x: jnp.abs(x),
-        observe=lambda state, mean: state + (mean != 0),
+        observe=lambda state, mean, sent: state + (mean != 0),
     )
     reducer = js.phases(
         [(2, sparse(js.top_k(0.5, counting))), (None, sparse(js.top_k(0.25, counting)))]

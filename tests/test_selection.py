@@ -214,7 +214,7 @@ def drawn(name, n, k, seed=0):
     x = jnp.zeros(n)
 
     def step(state, _):
-        return selection.observe(state, x), selection.select(x, state)[0]
+        return selection.observe(state, x, x), selection.select(x, state)[0]
 
     return np.asarray(jax.lax.scan(step, selection.init(n), length=DRAWS)[1])
 
@@ -283,7 +283,7 @@ def favourite(entry):
     return js.Priority(
         init=lambda n: jnp.full(n, -1.0),
         score=lambda state, x: jnp.abs(x).at[entry].set(jnp.inf),
-        observe=lambda state, mean: mean,
+        observe=lambda state, mean, sent: mean,
     )
 
 
@@ -293,7 +293,9 @@ def test_a_priority_decides_the_order_and_observes_the_mean():
     state = selection.init(8)
     np.testing.assert_array_equal(state, np.full(8, -1))
     assert chosen(selection, x)[0].tolist() == [5, 0]
-    np.testing.assert_array_equal(selection.observe(state, jnp.arange(8.0)), range(8))
+    np.testing.assert_array_equal(
+        selection.observe(state, jnp.arange(8.0), jnp.zeros(8)), range(8)
+    )
 
 
 def test_a_priority_sees_the_mean_over_the_workers():

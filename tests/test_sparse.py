@@ -95,7 +95,10 @@ def test_a_priority_by_leaf_keeps_a_state_for_each():
     counting = js.Priority(
         init=lambda n: (jnp.zeros(n), jnp.zeros((), jnp.int32)),
         score=lambda state, x: jnp.abs(x) + state[0],
-        observe=lambda state, mean: (state[0] + (mean != 0), state[1] + mean.shape[0]),
+        observe=lambda state, mean, sent: (
+            state[0] + (mean != 0),
+            state[1] + mean.shape[0],
+        ),
     )
     reducer = sparse(js.top_k(0.25, counting), scope="leaf")
     x = {"a": jnp.ones((WORKERS, 8)), "b": jnp.ones((WORKERS, 2, 2))}

@@ -122,7 +122,7 @@ def sparse(
             axis_name,
             codec,
         )
-        observed = chosen.observe(state.selection, mean)
+        observed = chosen.observe(state.selection, mean, x - left)
         return (
             tree.unflatten(mean, spec),
             tree.unflatten(left, spec),
