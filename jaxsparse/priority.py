@@ -107,9 +107,9 @@ def ema(
     support for ``of="support"``.
 
     Args:
-      decay: in [0, 1]; higher remembers longer. weight: >= 0; 0 is plain top-k. Higher:
-      smaller union, staler entries. Useful are 4
-        to 64 on the support, 64 to 1024 on the magnitude.
+      decay: in [0, 1]; higher remembers longer.
+      weight: >= 0; 0 is plain top-k. Higher: smaller union, staler entries. Useful are
+        4 to 64 on the support, 64 to 1024 on the magnitude.
       of: what is averaged.
       local: average what the worker itself sent.
 
