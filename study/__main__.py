@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from study import seeds
+from study import message, seeds
 
-STUDIES = {"seeds": seeds}
+STUDIES = {"seeds": seeds, "message": message}
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
 """Size and time of one message: what its bits are worth, and where the time goes.
 
-    python -m scripts.bench_codec
-    python -m scripts.bench_codec --density=0.01 --codec=int8 --repeats=50
+scripts/study message
+scripts/study message --densities 0.01 --codec int8 --repeats 50
 
-Prints one line of JSON. ``entropy_bits`` is log2(binomial(n, k)) / k, which no code for
-k arbitrary indices can go below; times are medians after a burn-in. ``encode_ms``
-includes the sort of the indices and the gather of the values; ``decode_ms`` is for one
-message. The ``parts`` are timed each in a program of its own, dispatch included.
+``entropy_bits`` is log2(binomial(n, k)) / k, which no code for k arbitrary indices can go
+below; times are medians after a burn-in. ``encode_ms`` includes the sort of the indices
+and the gather of the values; ``decode_ms`` is for one message. The ``parts`` are timed
+each in a program of its own, dispatch included.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 from jaxsparse import bits, codec
+from study.results import markdown, publish
 
 CODECS = {
     factory.__name__: factory
@@ -97,21 +98,37 @@ def measure(n: int, k: int, chosen: codec.Codec, repeats: int, seed: int) -> dic
     }
 
 
-def main() -> None:
-    """Reads the arguments, prints the line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this study."""
     parser.add_argument("--n", type=int, default=25_557_032, help="ResNet-50's size")
-    parser.add_argument("--density", type=float, default=1e-3)
+    parser.add_argument("--densities", type=float, nargs="+", default=[1e-3, 0.01, 0.1])
     parser.add_argument("--codec", choices=CODECS, default="bfloat16")
-    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    k = math.ceil(args.density * args.n)
-    figures = measure(args.n, k, CODECS[args.codec](), args.repeats, args.seed)
-    print(json.dumps(figures))
 
 
-if __name__ == "__main__":
-    main()
+def run(arguments: argparse.Namespace) -> None:
+    """Measures one message at several densities."""
+    chosen = CODECS[arguments.codec]()
+    repeats = 10 if arguments.quick else arguments.repeats
+    found = []
+    for density in arguments.densities:
+        k = math.ceil(density * arguments.n)
+        found.append(measure(arguments.n, k, chosen, repeats, arguments.seed))
+        print(json.dumps(found[-1]))
+    (arguments.workdir / "data.json").write_text(json.dumps(found, indent=2) + "\n")
+    header = ["k", "bits per entry", "index bits", "entropy", "index / entropy"]
+    header += ["encode", "decode", "both"]
+    rows = [
+        [
+            f"{f['k']:,}",
+            f"{f['bits_per_entry']:.2f}",
+            f"{f['index_bits']:.2f}",
+            f"{f['entropy_bits']:.2f}",
+            f"{f['index_over_entropy']:.3f}",
+            *(f"{f[part]:.2f} ms" for part in ("encode_ms", "decode_ms", "total_ms")),
+        ]
+        for f in found
+    ]
+    text = f"n = {arguments.n:,}, {arguments.codec}.\n\n{markdown(header, rows)}"
+    publish("message", text, arguments.workdir, write=arguments.write)
