@@ -21,7 +21,7 @@ def owner(indices: Array, num_workers: int) -> Array:
     """The worker that owns each entry, int32.
 
     >>> owner(jnp.arange(8), 4).tolist()
-    [0, 1, 2, 3, 2, 3, 0, 1]
+    [0, 1, 2, 3, 3, 0, 1, 2]
     """
     row = indices // num_workers
     return (indices % num_workers + _turn(row, num_workers)) % num_workers
@@ -31,7 +31,7 @@ def index(row: Array, worker: Array, num_workers: int) -> Array:
     """The entry in a row that belongs to a worker: the inverse of `owner`, int32.
 
     >>> index(jnp.array([0, 1]), jnp.array(2), 4).tolist()
-    [2, 4]
+    [2, 7]
     """
     return row * num_workers + (worker - _turn(row, num_workers)) % num_workers
 

@@ -67,8 +67,8 @@ def sparse(
       >>> import jax, jaxsparse as js
       >>> reducer = js.sparse(js.top_k(0.25), js.all_gather(), axis_name="w")
       >>> x = {"a": jnp.array([[1.0, 5.0], [4.0, 2.0]]), "b": jnp.zeros((2, 2))}
-      >>> mean, left, _ = jax.vmap(lambda x: reducer.reduce(x, reducer.init(x)),
-      ...                          axis_name="w", out_axes=(None, 0, None))(x)
+      >>> mean, left = jax.vmap(lambda x: reducer.reduce(x, reducer.init(x))[:2],
+      ...                       axis_name="w", out_axes=(None, 0))(x)
       >>> print(mean["a"], left["a"][0])
       [2.  2.5] [1. 0.]
     """
