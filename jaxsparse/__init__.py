@@ -15,6 +15,7 @@ cross the network.
 """
 
 from . import codec as codec
+from . import cost as cost
 from .aliases import clip_by_local_norm as clip_by_local_norm
 from .aliases import dgc as dgc
 from .aliases import ef_sign_sgd as ef_sign_sgd
@@ -26,6 +27,7 @@ from .base import Reducer as Reducer
 from .base import Selection as Selection
 from .base import WorkerLocal as WorkerLocal
 from .exchange import all_gather as all_gather
+from .exchange import g_top_k as g_top_k
 from .exchange import server as server
 from .exchange import shared_support as shared_support
 from .labels import label_leaves as label_leaves

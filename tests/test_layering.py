@@ -17,7 +17,7 @@ ORDER = [
     "codec selection",
     "scope",
     "exchange/",
-    "reducers/ lgc/",
+    "reducers/ lgc/ cost/",
     "memory phases nonfinite hierarchical",
     "metrics",
     "aliases",

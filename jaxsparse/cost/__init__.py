@@ -15,6 +15,7 @@ from .models import decentralised as decentralised
 from .models import dense as dense
 from .models import sharded as sharded
 from .programs import all_gather as all_gather
+from .programs import expected_busiest as expected_busiest
 from .programs import server as server
 from .programs import shared_support as shared_support
 from .sizes import bitmap_bytes as bitmap_bytes

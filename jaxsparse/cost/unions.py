@@ -90,8 +90,8 @@ def server_wins_up_to(
     """The largest union at which a server costs less than what does without.
 
     In entries, `equal_union` answers that by a formula; here the coding of indices,
-    padding and time count too. The answer is for a union that is spread evenly over
-    the owners: see `programs.server`.
+    padding and time count too. The answer is for a union spread at random over the
+    owners: see `programs.expected_busiest`.
 
     Args:
       num_workers: N.
@@ -110,7 +110,7 @@ def server_wins_up_to(
       ValueError: an argument out of its range.
 
     >>> [server_wins_up_to(N, 1000, 1_000_000) for N in (2, 3, 4, 8, 16)]
-    [0, 1611, 2704, 6968, 14544]
+    [0, 1550, 2595, 6637, 13727]
     """
     least, most = (math.ceil(bound) for bound in union_bounds(num_workers, k, n))
     without = cost(other(num_workers, k, n))
