@@ -27,7 +27,6 @@ from .base import Reducer as Reducer
 from .base import Selection as Selection
 from .base import WorkerLocal as WorkerLocal
 from .exchange import all_gather as all_gather
-from .exchange import g_top_k as g_top_k
 from .exchange import server as server
 from .exchange import shared_support as shared_support
 from .labels import label_leaves as label_leaves
@@ -41,7 +40,6 @@ from .priority import ema as ema
 from .priority import frequency as frequency
 from .priority import magnitude as magnitude
 from .priority import penalty as penalty
-from .priority import reg_top_k as reg_top_k
 from .reducers import dense as dense
 from .reducers import low_rank as low_rank
 from .reducers import sign_mean as sign_mean
