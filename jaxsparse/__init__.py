@@ -40,6 +40,7 @@ from .priority import ema as ema
 from .priority import frequency as frequency
 from .priority import magnitude as magnitude
 from .priority import penalty as penalty
+from .priority import reg_top_k as reg_top_k
 from .reducers import dense as dense
 from .reducers import low_rank as low_rank
 from .reducers import sign_mean as sign_mean
