@@ -82,6 +82,10 @@ def dgc(
     check_positive_int("dgc(warmup_steps=...)", warmup_steps, 0)
     for d in warmup_densities:
         check_density("dgc(warmup_densities=...)", d)
+    if list(warmup_densities) != sorted(warmup_densities, reverse=True):
+        raise ValueError(
+            f"`dgc(warmup_densities=...)` must fall, got {tuple(warmup_densities)}."
+        )
 
     def at(density: float) -> Reducer:
         return sparse(

@@ -119,6 +119,11 @@ def _check_schedule(schedule: Sequence) -> None:
                 f"the steps of `phases([...])` must rise: phase {i} ends at {until}, "
                 f"the one before it at {last}."
             )
+        elif until >= 2**31:
+            raise ValueError(
+                f"phase {i} of `phases([...])` ends at {until}, which an int32 count "
+                "never reaches: make it the last one."
+            )
         else:
             last = until
 

@@ -3,7 +3,7 @@
 scripts/study message
 scripts/study message --densities 0.01 --codec int8 --repeats 50
 
-``entropy_bits`` is log2(binomial(n, k)) / k, which no code for k arbitrary indices can go
+``entropy_bits`` is log2(binomial(n, k)) / k: no code for k arbitrary indices goes
 below; times are medians after a burn-in. ``encode_ms`` includes the sort of the indices
 and the gather of the values; ``decode_ms`` is for one message. The ``parts`` are timed
 each in a program of its own, dispatch included.

@@ -107,6 +107,11 @@ def test_ef_sign_sgd_is_algorithm_1_of_the_paper():
     np.testing.assert_allclose(mean, expected, atol=1e-5)
 
 
+def test_warm_up_densities_that_rise_are_refused():
+    with pytest.raises(ValueError, match=r"warmup_densities=.*must fall.*0.1, 0.2"):
+        js.dgc(0.01, axis_name=AXIS, warmup_steps=9, warmup_densities=(0.1, 0.2))
+
+
 def test_fewer_warm_up_steps_than_densities_are_refused():
     with pytest.raises(ValueError, match=r"dgc\(warmup_steps=.*at least 4.*got 3"):
         js.dgc(axis_name=AXIS, warmup_steps=3)

@@ -156,6 +156,7 @@ def test_schedules_that_make_no_sense_are_refused():
     bad([(3, one)], ValueError, r"last phase.*must be \(None, reducer\).*got 3")
     bad([(5, one), (5, one), (None, one)], ValueError, "must rise: phase 1 ends at 5")
     bad([(5, one), (4, one), (None, one)], ValueError, "ends at 4.*before it at 5")
+    bad([(2**31, one), (None, one)], ValueError, "2147483648, which an int32 count")
     for until in (0, -1, 1.5, None, "3", True):
         match = r"`phases\(\[\.\.\.\]\)\[0\] until_step` must be a whole number"
         bad([(until, one), (None, one)], ValueError, match)

@@ -1,0 +1,141 @@
+"""Training with many workers on one machine: vmap in the place of the network.
+
+The step is the trainer's own (`train.step`), so what holds here holds under pmap; N
+workers cost N times the work of one and exchange nothing. Gradients, selections, unions
+and accuracies are real, times are not.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxsparse as js
+from train.data import Batches, Split
+from train.state import create
+from train.step import train_step
+from train.tasks import Task
+
+AXIS = "workers"
+CHUNK = 25  # steps in one compiled scan
+
+
+class Setting(NamedTuple):
+    """What all methods of a comparison share."""
+
+    workers: int = 8
+    batch_size: int = 16  # examples of one worker
+    steps: int = 600
+    peak: float = 0.1  # learning rate: linear rise over a twelfth, then a cosine
+    momentum: float = 0.9
+
+
+class Outcome(NamedTuple):
+    """What one run gives."""
+
+    accuracy: float  # on the test split, at the end
+    loss: float
+    metrics: dict[str, list[float]]  # of every step, mean over the workers
+    seconds: float
+
+
+def learning_rate(setting: Setting) -> optax.Schedule:
+    """Linear warm-up, then a cosine down to 0."""
+    return optax.warmup_cosine_decay_schedule(
+        0.0, setting.peak, setting.steps // 12, setting.steps
+    )
+
+
+def simulate(
+    task: Task,
+    exchange: optax.GradientTransformation,
+    splits: dict[str, Split],
+    setting: Setting,
+    seed: int,
+    *,
+    watch: Callable[[int, Any], None] | None = None,
+) -> Outcome:
+    """Trains once.
+
+    Args:
+      task: the model and its loss.
+      exchange: from a worker's gradients to the mean; plain SGD comes behind it.
+      splits: the data.
+      setting: workers, batches, steps.
+      seed: of parameters and batches.
+      watch: called with the step and the state after every chunk.
+    """
+    start = time.perf_counter()
+    tx = optax.chain(exchange, optax.sgd(learning_rate(setting)))
+    batches = Batches(
+        splits["train"],
+        seed=seed,
+        num_workers=setting.workers,
+        batch_size=setting.batch_size,
+    )
+    everyone = range(setting.workers)
+    example = jax.tree.map(lambda x: x[0], batches.at(0, everyone))
+    step = train_step(task, tx)
+    state = create(task, tx, seed, example)
+    is_local = js.local_leaves(
+        step, state, example, axis_name=AXIS, num_workers=setting.workers
+    )
+    shared, own = js.split(state, is_local)
+    own = js.stack_workers(own, setting.workers)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def chunk(shared, own, batches):
+        def body(carry, batch):
+            def one(shared, own, batch):
+                state, measured = step(js.merge(shared, own), batch)
+                return *js.split(state, is_local), measured.js
+
+            shared, own, metrics = jax.vmap(
+                one, (None, 0, 0), (None, 0, 0), axis_name=AXIS
+            )(*carry, batch)
+            return (shared, own), jax.tree.map(jnp.mean, metrics)
+
+        (shared, own), metrics = jax.lax.scan(body, (shared, own), batches)
+        return shared, own, metrics
+
+    found: list[Any] = []
+    for first in range(0, setting.steps, CHUNK):
+        steps = range(first, min(first + CHUNK, setting.steps))
+        stacked = jax.tree.map(
+            lambda *xs: np.stack(xs), *(batches.at(i, everyone) for i in steps)
+        )
+        shared, own, metrics = chunk(shared, own, stacked)
+        found.append(jax.device_get(metrics))
+        if watch is not None:
+            watch(steps[-1] + 1, js.merge(shared, own))
+    worker = js.merge(shared, jax.tree.map(lambda x: x[0], own))
+    loss, accuracy = test(task, worker, splits["test"])
+    joined = jax.tree.map(lambda *xs: np.concatenate(xs), *found)
+    series = {k: np.asarray(v).tolist() for k, v in joined._asdict().items()}
+    return Outcome(accuracy, loss, series, time.perf_counter() - start)
+
+
+def test(task: Task, state: Any, split: Split, size: int = 1000) -> tuple[float, float]:
+    """Loss and accuracy on a split."""
+    evaluate = jax.jit(task.evaluate)
+    totals = [
+        evaluate(
+            state.params,
+            state.model_state,
+            {
+                "image": split.images[i : i + size],
+                "label": split.labels[i : i + size],
+                "weight": np.ones(len(split.labels[i : i + size]), np.float32),
+            },
+        )
+        for i in range(0, len(split.labels), size)
+    ]
+    loss, correct, examples = np.sum(jax.device_get(totals), axis=0)
+    return float(loss / examples), float(correct / examples)
