@@ -27,6 +27,7 @@ from .base import Reducer as Reducer
 from .base import Selection as Selection
 from .base import WorkerLocal as WorkerLocal
 from .exchange import all_gather as all_gather
+from .exchange import g_top_k as g_top_k
 from .exchange import server as server
 from .exchange import shared_support as shared_support
 from .labels import label_leaves as label_leaves

@@ -103,6 +103,24 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
     return lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0, tiled=True)
 
 
+def swap(x: Array, distance: int, axis_name: AxisName) -> Array:
+    """The ``x`` of worker ``i xor distance``, on worker i of ``2**m``."""
+    pairs = [(i, i ^ distance) for i in range(axis_size(axis_name))]
+    return lax.ppermute(x, axis_name, pairs)
+
+
+def gather_halves(x: Array, axis_name: AxisName) -> list[Array]:
+    """The ``x`` of the first half of the workers, and that of the second, on all.
+
+    All workers of a half must hold the same vector: each sends its share of it. One
+    worker alone is no half; its vector is the only one.
+    """
+    sharers = max(axis_size(axis_name) // 2, 1)
+    padded = jnp.pad(x, (0, -x.shape[0] % sharers)).reshape(sharers, -1)
+    shares = gather(padded[worker(axis_name) % sharers], axis_name)
+    return [*shares.reshape(-1, padded.size)[:, : x.shape[0]]]
+
+
 def total(x: Array, axis_name: AxisName) -> Array:
     """The sum over the workers, on all of them."""
     return lax.psum(x, axis_name)
