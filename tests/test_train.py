@@ -183,6 +183,23 @@ class NetWithStatistics(nn.Module):
         return nn.Dense(self.num_classes)(x)
 
 
+def test_only_the_first_step_compiles(splits, tmp_path):
+    lowered = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: (
+            lowered.append(event) if "jaxpr_to_mlir" in event else None
+        )
+    )
+    counts = []
+    for steps in (1, 4):
+        lowered.clear()
+        training.run(
+            training.config_of("topk", steps=steps), tmp_path / str(steps), splits
+        )
+        counts.append(len(lowered))
+    assert counts[0] == counts[1] > 0
+
+
 def test_batch_statistics_are_each_workers_own(splits, tmp_path, monkeypatch):
     monkeypatch.setitem(build.MODELS, "with_statistics", NetWithStatistics)
     config = training.config_of("topk")

@@ -82,14 +82,19 @@ class Workers:
         devices = [d for p in range(jax.process_count()) for d in _devices(p)[:here]]
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._pmap = functools.partial(jax.pmap, axis_name=AXIS, devices=devices)
+        here_only = self._mesh.local_mesh
+        self._everywhere = NamedSharding(here_only, PartitionSpec())
+        self._by_worker = NamedSharding(here_only, PartitionSpec(AXIS))
         first = jax.process_index() * here
         self.numbers = range(first, first + here)  # the workers of this process
 
     def place(self, shared: Any, local: Any) -> tuple[Any, Any]:
         """Gives the local part its worker axis: this process's workers, all alike."""
-        # On the host: pmap over several processes would move an array of one device to
-        # all of them and, as it is donated, delete the original with a shared buffer.
-        return jax.device_get((shared, js.stack_workers(local, len(self.numbers))))
+        # Placed as a step returns them: else the second step would compile anew.
+        return jax.device_put(
+            (shared, js.stack_workers(local, len(self.numbers))),
+            (self._everywhere, self._by_worker),
+        )
 
     def wait_for_all(self) -> None:
         """Returns when every process has come here."""
