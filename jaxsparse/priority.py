@@ -33,6 +33,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -252,4 +253,9 @@ def _averaged(average: Array, decay: float, seen: Array, of: str) -> Array:
 
 
 def _check_weight(call: str, weight: float) -> None:
-    check_number(f"{call}(weight=...)", weight, "not be negative", lambda w: w >= 0)
+    check_number(
+        f"{call}(weight=...)",
+        weight,
+        "be finite and not negative",
+        lambda w: 0 <= w < math.inf,
+    )

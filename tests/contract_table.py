@@ -29,6 +29,7 @@ class Row(NamedTuple):
     contraction: Callable[[list[tuple[int, ...]]], float] | None = None
     unbiased: bool = False  # (n / k) mean over many steps converges to the input
     worker_order: bool = True  # which worker is which does not matter
+    power_of_two: bool = False  # other numbers of workers are refused
 
 
 def size(shapes):
@@ -247,6 +248,41 @@ ROWS = {
         limit=lambda N: sparse(js.random_k(1.0), exchange=js.shared_support()),
         unbiased=True,
     ),
+    "g_top_k": Row(
+        lambda N: sparse(js.top_k(D), exchange=js.g_top_k()),
+        gathered(D, 32),  # for two workers; see test_g_top_k.py
+        limit=lambda N: sparse(js.top_k(1.0), exchange=js.g_top_k()),
+        worker_order=False,  # of a tree of merges
+        power_of_two=True,
+    ),
+    "frequency": Row(
+        lambda N: sparse(js.top_k(D, js.frequency(2, weight=3.0))),
+        gathered(D, 32),
+        limit=lambda N: sparse(js.top_k(1.0, js.frequency())),
+        contraction=lambda shapes: top_k_contraction(D)(shapes) / (1 + 3.0) ** 2,
+    ),
+    "ema_local": Row(
+        lambda N: sparse(js.top_k(D, js.ema(0.5, 3.0, local=True)), scope="leaf"),
+        gathered(D, 32, leaf=True),
+        limit=lambda N: sparse(js.top_k(1.0, js.ema(local=True)), scope="leaf"),
+        contraction=lambda shapes: D / (1 + 3.0) ** 2,
+    ),
+    "penalty_exploration": Row(
+        lambda N: sparse(js.top_k(D, js.penalty(factor=0.5), exploration=0.3)),
+        gathered(D, 32),
+        limit=lambda N: sparse(js.top_k(1.0, js.penalty(factor=0.0))),
+        contraction=lambda shapes: top_k_contraction(D)(shapes) * 0.5**2,
+    ),
+    "server_ema": Row(
+        lambda N: sparse(
+            js.top_k(D, js.ema(0.5, 3.0)), exchange=js.server(ladder=False), workers=N
+        ),
+        server_traffic(D, 32),
+        limit=lambda N: sparse(
+            js.top_k(1.0, js.ema()), exchange=js.server(), workers=N
+        ),
+        contraction=lambda shapes: top_k_contraction(D)(shapes) / (1 + 3.0) ** 2,
+    ),
     "low_rank": Row(
         lambda N: js.low_rank(1, axis_name=AXIS),
         low_rank_traffic(1),
@@ -299,6 +335,14 @@ TRANSFORMATIONS = {
     ),
     "server_limit": lambda N: js.error_feedback(
         sparse(js.top_k(D), exchange=js.server(limit=1.5), workers=N)
+    ),
+    "server_momentum": lambda N: js.momentum_correction(
+        sparse(
+            js.top_k(D, js.ema(local=True)),
+            exchange=js.server(ladder=False),
+            workers=N,
+        ),
+        0.9,
     ),
     "shared_support": lambda N: js.error_feedback(
         sparse(js.top_k(D), exchange=js.shared_support())
