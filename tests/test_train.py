@@ -191,13 +191,12 @@ def test_only_the_first_step_compiles(splits, tmp_path):
         )
     )
     counts = []
-    for steps in (1, 4):
+    for steps in (1, 2, 5):  # the first run also makes what all runs share
         lowered.clear()
-        training.run(
-            training.config_of("topk", steps=steps), tmp_path / str(steps), splits
-        )
+        config = training.config_of("topk", steps=steps)
+        training.run(config, tmp_path / str(steps), splits)
         counts.append(len(lowered))
-    assert counts[0] == counts[1] > 0
+    assert counts[1] == counts[2] == 3  # initial state, evaluation, step
 
 
 def test_batch_statistics_are_each_workers_own(splits, tmp_path, monkeypatch):
