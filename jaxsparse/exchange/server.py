@@ -15,6 +15,7 @@ A size limit keeps the largest entries of the union only; the server remembers t
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import NamedTuple
 
 import jax
@@ -65,8 +66,8 @@ def server(
       An `Exchange`. Its state depends on the number of workers.
 
     Raises:
-      ValueError: an argument out of its range; at ``init``, the number of workers is
-        not known.
+      ValueError, TypeError: an argument out of its range; at ``init``, the number of
+        workers is not known.
 
     Example:
       >>> import jaxsparse as js
@@ -81,8 +82,23 @@ def server(
       Aggregation", 2018 (the central server and its size limit).
     """
     if limit is not None:
-        check_number("server(limit=...)", limit, "be positive", lambda x: x > 0)
-    check_number("server(slack=...)", slack, "not be negative", lambda x: x >= 0)
+        check_number(
+            "server(limit=...)",
+            limit,
+            "be positive and finite",
+            lambda x: 0 < x < math.inf,
+        )
+    check_number(
+        "server(slack=...)",
+        slack,
+        "be finite and not negative",
+        lambda x: 0 <= x < math.inf,
+    )
+    if not isinstance(downlink, Codec | None):
+        raise TypeError(
+            "`server(downlink=...)` must be made by a call such as "
+            f"`js.codec.bfloat16()`, got {downlink!r}."
+        )
 
     def init(n: int, k: int, num_workers: int | None) -> ServerState:
         del k
@@ -166,7 +182,9 @@ def down_capacity(
     """The most entries that one owner may send down."""
     most = num_workers * part_capacity(k, n, num_workers, slack)
     if limit is not None:
-        most = min(most, math.ceil(limit * k / num_workers))
+        # Exact in decimals: 1.1 * 100 is more than 110 in floating point.
+        exact = Fraction(repr(float(limit))) * k / num_workers
+        most = min(most, math.ceil(exact))
     return min(most, ownership.rows(n, num_workers))
 
 
