@@ -52,8 +52,9 @@ def top_k(
       density: fraction of the entries kept, in (0, 1]. Lower: fewer bytes, larger
         residual.
       priority: how entries are scored; by default their magnitude.
-      exploration: share of the k places, in [0, 1], that goes to the largest magnitudes
-        whatever their score. Wanted with priorities that let nothing new in.
+      exploration: share of the k places, in [0, 1], rounded up, that goes to the
+        largest magnitudes among the rest, whatever their score. Wanted with priorities
+        that let nothing new in.
 
     Returns:
       A `Selection`.
@@ -82,7 +83,8 @@ def top_k(
         _, indices = lax.top_k(scores, k - own)
         if own:
             others = _defined(jnp.abs(x)).at[indices].set(-1.0)
-            indices = jnp.concatenate([indices, lax.top_k(others, own)[1]])
+            # First, as what comes last may find no place in an exchange, ever again.
+            indices = jnp.concatenate([lax.top_k(others, own)[1], indices])
         return indices, _no_overflow()
 
     return Selection(

@@ -20,6 +20,7 @@ ROWS = (
     "server",
     "server_ladder",
     "shared_support",
+    "g_top_k",
     "low_rank",
     "sign_mean",
     "phases",
