@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from study import message, seeds
+from study import message, seeds, selection
 
-STUDIES = {"seeds": seeds, "message": message}
+STUDIES = {"seeds": seeds, "message": message, "selection": selection}
 
 
 def main() -> None:

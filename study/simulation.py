@@ -53,89 +53,111 @@ def learning_rate(setting: Setting) -> optax.Schedule:
     )
 
 
-def simulate(
-    task: Task,
-    exchange: optax.GradientTransformation,
-    splits: dict[str, Split],
-    setting: Setting,
-    seed: int,
-    *,
-    watch: Callable[[int, Any], None] | None = None,
-) -> Outcome:
-    """Trains once.
+class Simulation:
+    """One method in one setting; compiled once, run with any number of seeds."""
 
-    Args:
-      task: the model and its loss.
-      exchange: from a worker's gradients to the mean; plain SGD comes behind it.
-      splits: the data.
-      setting: workers, batches, steps.
-      seed: of parameters and batches.
-      watch: called with the step and the state after every chunk.
-    """
-    start = time.perf_counter()
-    tx = optax.chain(exchange, optax.sgd(learning_rate(setting)))
-    batches = Batches(
-        splits["train"],
-        seed=seed,
-        num_workers=setting.workers,
-        batch_size=setting.batch_size,
-    )
-    everyone = range(setting.workers)
-    example = jax.tree.map(lambda x: x[0], batches.at(0, everyone))
-    step = train_step(task, tx)
-    state = create(task, tx, seed, example)
-    is_local = js.local_leaves(
-        step, state, example, axis_name=AXIS, num_workers=setting.workers
-    )
-    shared, own = js.split(state, is_local)
-    own = js.stack_workers(own, setting.workers)
+    def __init__(
+        self,
+        task: Task,
+        exchange: optax.GradientTransformation,
+        splits: dict[str, Split],
+        setting: Setting,
+    ):
+        """Builds the chain.
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def chunk(shared, own, batches):
-        def body(carry, batch):
-            def one(shared, own, batch):
-                state, measured = step(js.merge(shared, own), batch)
-                return *js.split(state, is_local), measured.js
+        Args:
+          task: the model and its loss.
+          exchange: from a worker's gradients to the mean; plain SGD comes behind it.
+          splits: the data.
+          setting: workers, batches, steps.
+        """
+        self._task, self._splits, self.setting = task, splits, setting
+        self._tx = optax.chain(exchange, optax.sgd(learning_rate(setting)))
+        self._chunk = None
+        self._evaluate = jax.jit(task.evaluate)
 
-            shared, own, metrics = jax.vmap(
-                one, (None, 0, 0), (None, 0, 0), axis_name=AXIS
-            )(*carry, batch)
-            return (shared, own), jax.tree.map(jnp.mean, metrics)
+    def run(
+        self, seed: int, watch: Callable[[int, Any], None] | None = None
+    ) -> Outcome:
+        """Trains once.
 
-        (shared, own), metrics = jax.lax.scan(body, (shared, own), batches)
-        return shared, own, metrics
-
-    found: list[Any] = []
-    for first in range(0, setting.steps, CHUNK):
-        steps = range(first, min(first + CHUNK, setting.steps))
-        stacked = jax.tree.map(
-            lambda *xs: np.stack(xs), *(batches.at(i, everyone) for i in steps)
+        Args:
+          seed: of parameters and batches.
+          watch: called with the step and the state after every chunk.
+        """
+        start, setting = time.perf_counter(), self.setting
+        batches = Batches(
+            self._splits["train"],
+            seed=seed,
+            num_workers=setting.workers,
+            batch_size=setting.batch_size,
         )
-        shared, own, metrics = chunk(shared, own, stacked)
-        found.append(jax.device_get(metrics))
-        if watch is not None:
-            watch(steps[-1] + 1, js.merge(shared, own))
-    worker = js.merge(shared, jax.tree.map(lambda x: x[0], own))
-    loss, accuracy = test(task, worker, splits["test"])
-    joined = jax.tree.map(lambda *xs: np.concatenate(xs), *found)
-    series = {k: np.asarray(v).tolist() for k, v in joined._asdict().items()}
-    return Outcome(accuracy, loss, series, time.perf_counter() - start)
+        everyone = range(setting.workers)
+        example = jax.tree.map(lambda x: x[0], batches.at(0, everyone))
+        state = create(self._task, self._tx, seed, example)
+        if self._chunk is None:
+            self._chunk, self._is_local = self._compile(state, example)
+        shared, own = js.split(state, self._is_local)
+        own = js.stack_workers(own, setting.workers)
+        found = []
+        for first in range(0, setting.steps, CHUNK):
+            steps = range(first, min(first + CHUNK, setting.steps))
+            stacked = jax.tree.map(
+                lambda *xs: np.stack(xs), *(batches.at(i, everyone) for i in steps)
+            )
+            shared, own, metrics = self._chunk(shared, own, stacked)
+            found.append(jax.device_get(metrics))
+            if watch is not None:
+                watch(steps[-1] + 1, js.merge(shared, own))
+        loss, accuracy = self.test(self.worker_zero(js.merge(shared, own)))
+        joined = jax.tree.map(lambda *xs: np.concatenate(xs), *found)
+        series = {k: np.asarray(v).tolist() for k, v in joined._asdict().items()}
+        return Outcome(accuracy, loss, series, time.perf_counter() - start)
 
+    def _compile(self, state: Any, example: Any) -> tuple[Callable, Any]:
+        """The program of `CHUNK` steps of all workers, and which state is local."""
+        step = train_step(self._task, self._tx)
+        is_local = js.local_leaves(
+            step,
+            state,
+            example,
+            axis_name=AXIS,
+            num_workers=self.setting.workers,
+        )
 
-def test(task: Task, state: Any, split: Split, size: int = 1000) -> tuple[float, float]:
-    """Loss and accuracy on a split."""
-    evaluate = jax.jit(task.evaluate)
-    totals = [
-        evaluate(
-            state.params,
-            state.model_state,
-            {
+        def one(shared, own, batch):
+            state, measured = step(js.merge(shared, own), batch)
+            return *js.split(state, is_local), measured.js
+
+        workers = jax.vmap(one, (None, 0, 0), (None, 0, 0), axis_name=AXIS)
+
+        @functools.partial(jax.jit, donate_argnums=1)
+        def chunk(shared, own, batches):
+            def body(carry, batch):
+                shared, own, metrics = workers(*carry, batch)
+                return (shared, own), jax.tree.map(jnp.mean, metrics)
+
+            (shared, own), metrics = jax.lax.scan(body, (shared, own), batches)
+            return shared, own, metrics
+
+        return chunk, is_local
+
+    def worker_zero(self, state: Any) -> Any:
+        """The state as the first worker has it."""
+        shared, own = js.split(state, self._is_local)
+        return js.merge(shared, jax.tree.map(lambda x: x[0], own))
+
+    def test(self, state: Any, size: int = 1000) -> tuple[float, float]:
+        """Loss and accuracy on the test split."""
+        split = self._splits["test"]
+        totals = []
+        for i in range(0, len(split.labels), size):
+            labels = split.labels[i : i + size]
+            batch = {
                 "image": split.images[i : i + size],
-                "label": split.labels[i : i + size],
-                "weight": np.ones(len(split.labels[i : i + size]), np.float32),
-            },
-        )
-        for i in range(0, len(split.labels), size)
-    ]
-    loss, correct, examples = np.sum(jax.device_get(totals), axis=0)
-    return float(loss / examples), float(correct / examples)
+                "label": labels,
+                "weight": np.ones(len(labels), np.float32),
+            }
+            totals.append(self._evaluate(state.params, state.model_state, batch))
+        loss, correct, examples = np.sum(jax.device_get(totals), axis=0)
+        return float(loss / examples), float(correct / examples)

@@ -1,0 +1,186 @@
+"""Cached runs of the thesis' studies: a variant, a density, workers, a seed.
+
+A variant is a name with settings, as ``ema:weight=64,decay=0.9``. Every finished run is
+a file, so a study that was interrupted goes on, and two studies share what they have in
+common.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import jaxsparse as js
+from study.simulation import AXIS, Setting, Simulation
+from train import data
+from train.models.convnet import ConvNet
+from train.models.lenet import LeNet
+from train.tasks import Task, classification
+
+DATA = {
+    "digits": lambda: classification(
+        ConvNet(channels=(16, 32), hidden=64, num_classes=10), max_value=16
+    ),
+    "fashion_mnist": lambda: classification(LeNet(num_classes=10), max_value=255),
+}
+
+
+class Run(NamedTuple):
+    """What identifies a run."""
+
+    variant: str
+    density: float
+    workers: int
+    seed: int
+
+    @property
+    def file(self) -> str:
+        """Name of the run's file."""
+        return f"{self.workers}-{self.density:g}-{self.variant}-{self.seed}.json"
+
+
+def priority(name: str, settings: dict[str, Any], workers: int) -> js.Priority | None:
+    """The priority of a variant."""
+    if name in ("topk", "leader"):
+        return None
+    if name == "regtopk":
+        return js.reg_top_k(**settings, num_workers=workers)
+    kinds = {"ema": js.ema, "frequency": js.frequency, "penalty": js.penalty}
+    return kinds[name](**settings)
+
+
+def parse(variant: str) -> tuple[str, dict[str, Any]]:
+    """``ema:weight=64,of=support`` as a name and its settings.
+
+    >>> parse("ema:weight=64,of=support")
+    ('ema', {'weight': 64.0, 'of': 'support'})
+    """
+    name, _, rest = variant.partition(":")
+    settings: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        key, value = item.split("=")
+        settings[key] = value if key == "of" else float(value)
+    if "window" in settings:
+        settings["window"] = int(settings["window"])
+    if "local" in settings:
+        settings["local"] = bool(settings["local"])
+    return name, settings
+
+
+def exchange_of(run: Run, momentum: float) -> Any:
+    """The transformation of a run: DGC's memory around the variant."""
+    name, settings = parse(run.variant)
+    if name == "dense":
+        return js.momentum_correction(js.dense(axis_name=AXIS), momentum)
+    limit = settings.pop("limit", None)
+    held = bool(settings.pop("residual", 1.0))
+    exploration = settings.pop("exploration", 0.0)
+    if name == "leader":
+        way = js.shared_support()
+    elif limit is not None:
+        way = js.server(limit=limit, residual=held, ladder=False, slack=4.0)
+    else:
+        way = js.all_gather()  # its mean is the server's, its tally is the union
+    selection = js.top_k(
+        run.density, priority(name, settings, run.workers), exploration=exploration
+    )
+    reducer = js.sparse(selection, way, axis_name=AXIS, num_workers=run.workers)
+    return js.momentum_correction(reducer, momentum)
+
+
+class Runs:
+    """Runs of one data set and setting, kept in a folder."""
+
+    def __init__(self, folder: Path, name: str, setting: Setting, data_dir: str):
+        """Reads the data; trains nothing yet."""
+        self._folder = folder / f"{name}-{setting.steps}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.setting = setting
+        self.task: Task = DATA[name]()
+        self.splits = data.load(
+            name, data_dir=data_dir, source_dir="/usr/share/datasets/fashion-mnist"
+        )
+        self._simulations: dict[Any, Simulation] = {}
+
+    def get(self, run: Run) -> dict[str, Any]:
+        """The figures of a run, trained now if it has not been before."""
+        file = self._folder / run.file
+        if file.exists():
+            return json.loads(file.read_text())
+        key = run._replace(seed=0)
+        if key not in self._simulations:
+            self._simulations.clear()  # one program at a time
+            self._simulations[key] = Simulation(
+                self.task,
+                exchange_of(run, self.setting.momentum),
+                self.splits,
+                self.setting._replace(workers=run.workers),
+            )
+        simulation, curve = self._simulations[key], []
+
+        def watch(step: int, state: Any) -> None:
+            if step % 100 == 0:
+                curve.append([step, simulation.test(simulation.worker_zero(state))[1]])
+
+        outcome = simulation.run(run.seed, watch)
+        series = {name: float(np.mean(v)) for name, v in outcome.metrics.items()}
+        figures = {
+            **run._asdict(),
+            "accuracy": outcome.accuracy,
+            "loss": outcome.loss,
+            "curve": curve,
+            "seconds": outcome.seconds,
+            **series,
+        }
+        file.write_text(json.dumps(figures) + "\n")
+        name = f"{run.variant} at {run.density:g}, {run.workers} workers"
+        print(
+            f"{name}, seed {run.seed}: accuracy {outcome.accuracy:.4f}, "
+            f"union {series['aggregated']:.0f}, {outcome.seconds:.0f} s",
+            flush=True,
+        )
+        return figures
+
+    def mean(self, run: Run, seeds: Iterable[int]) -> dict[str, Any]:
+        """The mean figures over seeds; ``accuracies`` has them one by one."""
+        found = [self.get(run._replace(seed=seed)) for seed in seeds]
+        numbers = [k for k, v in found[0].items() if isinstance(v, float)]
+        means = {k: statistics.mean(f[k] for f in found) for k in numbers}
+        accuracies = [f["accuracy"] for f in found]
+        curve = np.mean([f["curve"] for f in found], axis=0).tolist()
+        return {**found[0], **means, "accuracies": accuracies, "curve": curve}
+
+
+def entries_of_model(task: Task, splits: dict[str, data.Split]) -> int:
+    """Parameters of the model."""
+    batch = {"image": splits["test"].images[:1]}
+    params, _ = jax.eval_shape(task.init, jax.random.key(0), batch)
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that these studies share."""
+    parser.add_argument("--data", choices=DATA, default="fashion_mnist")
+    parser.add_argument("--data-dir", default="data")
+    parser.add_argument("--workers", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--densities", type=float, nargs="+", default=[0.01, 0.001])
+
+
+def open_runs(arguments: argparse.Namespace) -> Runs:
+    """The runs of a study; --quick is digits, four workers, one seed, 100 steps."""
+    if arguments.quick:
+        arguments.data, arguments.steps = "digits", 100
+        arguments.workers, arguments.seeds = [4], [0]
+        arguments.densities = arguments.densities[:1]
+    folder = arguments.workdir.parent / "runs"
+    setting = Setting(steps=arguments.steps)
+    return Runs(folder, arguments.data, setting, arguments.data_dir)

@@ -1,0 +1,142 @@
+"""Selections that agree: union and accuracy of the priorities (thesis, 6.3.1 to 6.3.3).
+
+scripts/study selection                        Fashion-MNIST, 8 and 16 workers, 5 seeds
+scripts/study selection --workers 8 --seeds 0 1 2 --variants topk ema:weight=256
+
+The fair question is not "same k, smaller union?" but "same bytes up and down, better
+accuracy?": so plain top-k stands beside the others at ever lower densities.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from typing import Any
+
+import jaxsparse as js
+from study import runs
+from study.results import markdown, publish
+from study.runs import Run
+
+VARIANTS = [
+    "topk",
+    "frequency:weight=16",
+    "ema:weight=16,of=support",
+    "ema:weight=64",
+    "ema:weight=256",
+    "ema:weight=1024",
+    "ema:weight=256,exploration=0.25",
+    "penalty:factor=0.3",
+    "penalty:factor=0.1",
+    "leader",
+]
+CURVE = [0.01, 0.005, 0.0025, 0.00125, 0.0006, 0.0003, 0.0001]  # of plain top-k
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this study."""
+    runs.add_arguments(parser)
+    parser.add_argument("--variants", nargs="+", default=VARIANTS)
+    parser.add_argument("--curve", type=float, nargs="*", default=CURVE)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Trains all variants, then tables and draws them."""
+    kept = runs.open_runs(arguments)
+    if arguments.quick:
+        arguments.variants = ["topk", "ema:weight=256", "penalty:factor=0.1"]
+        arguments.curve = [0.01, 0.0025]
+    n = runs.entries_of_model(kept.task, kept.splits)
+    found: list[dict[str, Any]] = []
+    for workers in arguments.workers:
+        wanted = [("dense", 1.0)]
+        wanted += [("topk", density) for density in arguments.curve]
+        wanted += [
+            (variant, density)
+            for density in arguments.densities
+            for variant in arguments.variants
+        ]
+        for variant, density in dict.fromkeys(wanted):
+            figures = kept.mean(Run(variant, density, workers, 0), arguments.seeds)
+            found.append({**figures, **moved(figures, n)})
+    (arguments.workdir / "data.json").write_text(json.dumps(found, indent=2) + "\n")
+    picture(arguments.workdir / "frontier.png", found, arguments)
+    text = "\n\n".join(table(found, workers) for workers in arguments.workers)
+    title = f"`{arguments.data}`, {n:,} parameters, {arguments.steps} steps, "
+    title += (
+        f"{len(arguments.seeds)} seeds; bytes are payload of one worker and step.\n\n"
+    )
+    publish("selection", title + text, arguments.workdir, write=arguments.write)
+
+
+def moved(figures: dict[str, Any], n: int) -> dict[str, float]:
+    """Bytes up and down of a mean step, by the cost model of the exchange."""
+    workers, k = figures["workers"], round(figures["selected"])
+    if figures["variant"] == "dense":
+        step = js.cost.dense(workers, n)
+    elif figures["variant"] == "leader":
+        step = js.cost.shared_support(workers, k, n)
+    else:
+        step = js.cost.server(workers, k, max(figures["aggregated"], k), n)
+    return {"up": step.up, "down": step.down}
+
+
+def table(found: list[dict[str, Any]], workers: int) -> str:
+    """One table for a number of workers."""
+    mine = [f for f in found if f["workers"] == workers]
+    dense = next(f["accuracy"] for f in mine if f["variant"] == "dense")
+    header = ["variant", "density", "u/k", "overlap of pairs", "captured"]
+    header += ["accuracy", "deviation", "against dense", "up + down"]
+    rows = []
+    for f in mine:
+        sparse = f["variant"] != "dense"
+        deviation = statistics.stdev(f["accuracies"]) if len(f["accuracies"]) > 1 else 0
+        rows.append(
+            [
+                f["variant"],
+                f"{f['density']:.2%}",
+                f"{f['aggregated'] / f['selected']:.2f}" if sparse else "",
+                f"{f['jaccard']:.3f}" if sparse else "",
+                f"{f['captured']:.3f}" if sparse else "",
+                f"{f['accuracy']:.2%}",
+                f"{100 * deviation:.2f}",
+                f"{100 * (f['accuracy'] - dense):+.2f}",
+                f"{f['up'] + f['down']:,.0f}",
+            ]
+        )
+    return f"{workers} workers:\n\n{markdown(header, rows)}"
+
+
+def picture(path, found: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """Accuracy against bytes: plain top-k a line with its band, variants points."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5 * len(arguments.workers), 5), layout="constrained")
+    axes = figure.subplots(1, len(arguments.workers), squeeze=False, sharey=True)[0]
+    for ax, workers in zip(axes, arguments.workers, strict=True):
+        mine = [f for f in found if f["workers"] == workers]
+        plain = sorted(
+            (f for f in mine if f["variant"] == "topk"), key=lambda f: f["density"]
+        )
+        bytes_ = [f["up"] + f["down"] for f in plain]
+        low, high = ([choose(f["accuracies"]) for f in plain] for choose in (min, max))
+        ax.plot(bytes_, [f["accuracy"] for f in plain], "k.-", label="top-k, densities")
+        ax.fill_between(bytes_, low, high, color="k", alpha=0.12, lw=0)
+        for i, variant in enumerate(v for v in arguments.variants if v != "topk"):
+            points = [f for f in mine if f["variant"] == variant]
+            xs = [f["up"] + f["down"] for f in points]
+            ys = [f["accuracy"] for f in points]
+            spread = [
+                [y - min(f["accuracies"]) for y, f in zip(ys, points, strict=True)],
+                [max(f["accuracies"]) - y for y, f in zip(ys, points, strict=True)],
+            ]
+            ax.errorbar(xs, ys, spread, fmt="osD^v<>p*h"[i % 10], ms=5, label=variant)
+        dense = next(f["accuracy"] for f in mine if f["variant"] == "dense")
+        ax.axhline(dense, color="k", ls=":", label="dense")
+        ax.set(xscale="log", xlabel="bytes up + down of one worker and step")
+        ax.set_title(f"{arguments.data}, {workers} workers, {arguments.steps} steps")
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("test accuracy (seeds: mean, lowest, highest)")
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
