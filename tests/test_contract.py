@@ -13,14 +13,6 @@ import jaxsparse as js
 WORKERS = 4
 
 
-@pytest.fixture
-def fast_compilation():
-    """For laws that need many small programs; the others run as users' programs do."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 every_row = pytest.mark.parametrize("name", ROWS)
 every_transformation = pytest.mark.parametrize("name", TRANSFORMATIONS)
 

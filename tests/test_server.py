@@ -20,15 +20,9 @@ from contract_table import (
 import jaxsparse as js
 from jaxsparse.exchange.server import capacities, down_capacity, part_capacity
 
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
 N, K, STEPS = 90, 12, 5
-
-
-@pytest.fixture(autouse=True)
-def fast_compilation():
-    """Ladders are many small programs."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def gradients(workers, seed=0, steps=STEPS, alike=0.5):
