@@ -175,9 +175,11 @@ def sampled_top_k(
             )
             return threshold, count(threshold), below, above, step + 1
 
-        zero, inf = jnp.zeros((), jnp.float32), jnp.full((), jnp.inf, jnp.float32)
+        # Made from what varies between workers, so that shard_map's types agree.
+        zero, inf = jnp.zeros_like(first), jnp.full_like(first, jnp.inf)
+        found = count(first)
         threshold, found, below, _, _ = lax.while_loop(
-            outside, adjust, (first, count(first), zero, inf, jnp.zeros((), jnp.int32))
+            outside, adjust, (first, found, zero, inf, jnp.zeros_like(found))
         )
         # Rather too many than too few, where a threshold with enough was seen.
         threshold = jnp.where((found < low * k) & (below > 0), below, threshold)

@@ -36,8 +36,8 @@ def local_leaves(
     """Finds the leaves of ``state`` that will differ between workers.
 
     Traces ``vmap(step)``, computing nothing, until the answer no longer changes: a leaf
-    is local if its new value depends on a worker's own data other than through a
-    collective.
+    is local if the library marks it so (`WorkerLocal`), or if its new value depends on
+    a worker's own data other than through a collective.
 
     Args:
       step: ``(state, batch) -> state`` or ``(state, anything)``, as it runs on one
@@ -67,9 +67,7 @@ def local_leaves(
       >>> p = jnp.zeros(3)
       >>> local = local_leaves(step, (p, tx.init(p)), p, axis_name="w", num_workers=4)
       >>> local[0], local[1][0].residual.value
-      (False, False)
-
-      With `dense` nothing is ever left, and tracing sees it; `sparse` makes it True.
+      (False, True)
     """
     check_axis_name("local_leaves(axis_name=...)", axis_name)
     check_positive_int("local_leaves(num_workers=...)", num_workers)
@@ -97,7 +95,7 @@ def local_leaves(
         jax.eval_shape(mapped, arguments, jax.tree.map(stacked, batch))
         return [a or b for a, b in zip(local, seen, strict=True)]
 
-    local = [False] * len(leaves)
+    local = jax.tree.leaves(_marked(state))
     while (found := once(local)) != local:
         local = found
     mask = jax.tree.unflatten(treedef, local)
@@ -164,6 +162,16 @@ def state_axes(state: PyTree) -> PyTree:
     if all(isinstance(axis, int) for axis in axes):
         return 0
     return jax.tree.unflatten(treedef, axes)
+
+
+def _marked(state: PyTree) -> PyTree:
+    """A tree like ``state`` of bools, True inside `WorkerLocal`."""
+
+    def mark(node):
+        marked = isinstance(node, WorkerLocal)
+        return jax.tree.map(lambda _: marked, node)
+
+    return jax.tree.map(mark, state, is_leaf=lambda x: isinstance(x, WorkerLocal))
 
 
 def _probe(x: Any, seen: list[bool]) -> Any:
