@@ -84,7 +84,7 @@ def error_feedback(
       ...     first, state = tx.update(g, tx.init(g))
       ...     second, state = tx.update(0 * g, state)
       ...     return first, second
-      >>> print(*jax.vmap(twice, axis_name="w", out_axes=None)(g))
+      >>> print(*jax.jit(jax.vmap(twice, axis_name="w", out_axes=None))(g))
       [3. 0.] [0. 1.]
 
     References:
@@ -155,7 +155,8 @@ def momentum_correction(
       ...     first, state = tx.update(g, tx.init(g))
       ...     second, state = tx.update(g, state)
       ...     return first, second
-      >>> print(*jax.vmap(twice, axis_name="w", out_axes=None)(jnp.ones((2, 1))))
+      >>> on_workers = jax.jit(jax.vmap(twice, axis_name="w", out_axes=None))
+      >>> print(*on_workers(jnp.ones((2, 1))))
       [1.] [1.5]
 
     References:

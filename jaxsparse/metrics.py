@@ -50,7 +50,8 @@ def metrics(opt_state: PyTree) -> Metrics:
       >>> tx = js.error_feedback(
       ...     js.sparse(js.top_k(0.5), js.all_gather(), axis_name="w"))
       >>> step = lambda g: js.metrics(tx.update(g, tx.init(g))[1])
-      >>> m = jax.vmap(step, axis_name="w")(jnp.array([[2.0, 1.0], [1.0, 3.0]]))
+      >>> g = jnp.array([[2.0, 1.0], [1.0, 3.0]])  # of two workers
+      >>> m = jax.jit(jax.vmap(step, axis_name="w"))(g)
       >>> print(m.selected[0], m.aggregated[0], m.residual_norm)
       1.0 2 [1. 1.]
     """

@@ -51,7 +51,8 @@ def phases(schedule: Sequence[tuple[int | None, Reducer]]) -> Reducer:
       ...     first, _, state = reducer.reduce(x, reducer.init(x))
       ...     second, _, state = reducer.reduce(x, state)
       ...     return first, second
-      >>> print(*jax.vmap(twice, axis_name="w", out_axes=None)(jnp.ones((2, 2))))
+      >>> on_workers = jax.jit(jax.vmap(twice, axis_name="w", out_axes=None))
+      >>> print(*on_workers(jnp.ones((2, 2))))
       [1. 1.] [1. 0.]
     """
     _check_schedule(schedule)

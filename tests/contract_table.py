@@ -28,6 +28,7 @@ class Row(NamedTuple):
     # (n, shapes) -> delta of ||left||^2 <= (1 - delta) ||x||^2
     contraction: Callable[[list[tuple[int, ...]]], float] | None = None
     unbiased: bool = False  # (n / k) mean over many steps converges to the input
+    variant: bool = False  # of another row, by selection or codec alone
     worker_order: bool = True  # which worker is which does not matter
     power_of_two: bool = False  # other numbers of workers are refused
 
@@ -165,34 +166,41 @@ ROWS = {
         gathered(D, 32, leaf=True),
         limit=lambda N: sparse(js.top_k(1.0), scope="leaf"),
         contraction=lambda shapes: D,
+        variant=True,
     ),
     "top_k_bfloat16": Row(
         lambda N: sparse(js.top_k(D), js.codec.bfloat16()),
         gathered(D, 16),
+        variant=True,
     ),
     "top_k_float16": Row(
         lambda N: sparse(js.top_k(D), js.codec.float16()),
         gathered(D, 16),
+        variant=True,
     ),
     "top_k_int8": Row(
         lambda N: sparse(js.top_k(D), js.codec.int8(block=4)),
         gathered(D, 8, scales=lambda k: -(-k // 4)),
         exact=False,
+        variant=True,
     ),
     "top_k_sign": Row(
         lambda N: sparse(js.top_k(D), js.codec.sign_mean()),
         gathered(D, 1, scales=lambda k: 1),
         exact=False,
+        variant=True,
     ),
     "sampled_top_k": Row(
         lambda N: sparse(js.sampled_top_k(D, sample=0.3)),
         gathered(D, 32),
         limit=lambda N: sparse(js.sampled_top_k(1.0)),
+        variant=True,
     ),
     "threshold": Row(
         lambda N: sparse(js.threshold(1.0, max_density=D)),
         gathered(D, 32),
         limit=lambda N: sparse(js.threshold(0.0, max_density=1.0)),
+        variant=True,
     ),
     "random_k": Row(
         lambda N: sparse(js.random_k(D, seed=3)),
@@ -204,6 +212,7 @@ ROWS = {
         lambda N: sparse(js.random_block(D, seed=3), scope="leaf"),
         gathered(D, 32, agreed=True, leaf=True),
         limit=lambda N: sparse(js.random_block(1.0)),
+        variant=True,
     ),
     "server": Row(
         lambda N: sparse(js.top_k(D), exchange=js.server(ladder=False), workers=N),
@@ -228,13 +237,17 @@ ROWS = {
             workers=N,
         ),
         server_traffic(D, 16),
+        variant=True,
     ),
     "server_random_k": Row(
-        lambda N: sparse(js.random_k(D), exchange=js.server(slack=9.0), workers=N),
+        lambda N: sparse(
+            js.random_k(D), exchange=js.server(slack=9.0, ladder=False), workers=N
+        ),
         None,
         limit=lambda N: sparse(
-            js.random_k(1.0), exchange=js.server(slack=9.0), workers=N
+            js.random_k(1.0), exchange=js.server(slack=9.0, ladder=False), workers=N
         ),
+        variant=True,
     ),
     "shared_support": Row(
         lambda N: sparse(js.top_k(D), exchange=js.shared_support()),
@@ -247,6 +260,7 @@ ROWS = {
         lambda shapes, N: shared_traffic(D)(shapes, N)[:1],
         limit=lambda N: sparse(js.random_k(1.0), exchange=js.shared_support()),
         unbiased=True,
+        variant=True,
     ),
     "g_top_k": Row(
         lambda N: sparse(js.top_k(D), exchange=js.g_top_k()),
@@ -260,18 +274,21 @@ ROWS = {
         gathered(D, 32),
         limit=lambda N: sparse(js.top_k(1.0, js.frequency())),
         contraction=lambda shapes: top_k_contraction(D)(shapes) / (1 + 3.0) ** 2,
+        variant=True,
     ),
     "ema_local": Row(
         lambda N: sparse(js.top_k(D, js.ema(0.5, 3.0, local=True)), scope="leaf"),
         gathered(D, 32, leaf=True),
         limit=lambda N: sparse(js.top_k(1.0, js.ema(local=True)), scope="leaf"),
         contraction=lambda shapes: D / (1 + 3.0) ** 2,
+        variant=True,
     ),
     "penalty_exploration": Row(
         lambda N: sparse(js.top_k(D, js.penalty(factor=0.5), exploration=0.3)),
         gathered(D, 32),
         limit=lambda N: sparse(js.top_k(1.0, js.penalty(factor=0.0))),
         contraction=lambda shapes: top_k_contraction(D)(shapes) * 0.5**2,
+        variant=True,
     ),
     "server_ema": Row(
         lambda N: sparse(
@@ -282,6 +299,7 @@ ROWS = {
             js.top_k(1.0, js.ema()), exchange=js.server(), workers=N
         ),
         contraction=lambda shapes: top_k_contraction(D)(shapes) / (1 + 3.0) ** 2,
+        variant=True,
     ),
     "low_rank": Row(
         lambda N: js.low_rank(1, axis_name=AXIS),
@@ -334,7 +352,7 @@ TRANSFORMATIONS = {
         sparse(js.top_k(D), exchange=js.server(), workers=N)
     ),
     "server_limit": lambda N: js.error_feedback(
-        sparse(js.top_k(D), exchange=js.server(limit=1.5), workers=N)
+        sparse(js.top_k(D), exchange=js.server(limit=1.5, ladder=False), workers=N)
     ),
     "server_momentum": lambda N: js.momentum_correction(
         sparse(

@@ -81,9 +81,17 @@ def test_conservation_and_agreement(name):
         conserved(x, mean, left, 0.0 if row.exact else 1e-6, let_go)
 
 
-@every_row
+# Rows that differ in selection or codec alone, which know nothing of workers, are run
+# with two counts; 4 workers are in nearly all other tests.
+COUNTS = [
+    (name, workers)
+    for name, row in ROWS.items()
+    for workers in ([3, 8] if row.variant else [1, 2, 3, 5, 7, 8])
+]
+
+
 @pytest.mark.usefixtures("fast_compilation")
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 7, 8])
+@pytest.mark.parametrize("name, workers", COUNTS)
 def test_any_number_of_workers(name, workers):
     x = dyadic(2, workers=workers)
     row, _, state, step = prepared(name, x)
@@ -178,7 +186,7 @@ def test_half_precision_values_are_right(name):
 @pytest.mark.usefixtures("fast_compilation")
 def test_state_keeps_its_structure_in_scan_and_cond(name):
     x = dyadic(7, workers=WORKERS)
-    _, reducer, state, step = prepared(name, x)
+    _, reducer, state, _ = prepared(name, x)
 
     def scanned(x, state):
         def body(state, go):
@@ -189,12 +197,11 @@ def test_state_keeps_its_structure_in_scan_and_cond(name):
 
         return jax.lax.scan(body, state, jnp.array([True, False, True]))[0]
 
+    # Tracing shows it: scan and cond refuse a state that changes its structure.
     _, axes = table.stacked(state, WORKERS)
-    twice = on_workers(scanned, axes, (0, axes))(x, state)
-    _, _, state = step(x, state)
-    _, _, state = step(x, state)
-    for a, b in zip(leaves(twice), leaves(state), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    after = jax.eval_shape(on_workers(scanned, axes, (0, axes)), x, state)
+    describe = lambda t: jax.tree.map(lambda v: (v.shape, v.dtype), t)  # noqa: E731
+    assert describe(after) == describe(state)
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.limit])

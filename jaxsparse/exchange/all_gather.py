@@ -25,7 +25,7 @@ def all_gather() -> Exchange:
     >>> reducer = js.sparse(js.top_k(0.5), js.all_gather(), axis_name="w")
     >>> step = lambda x: reducer.reduce(x, reducer.init(x))[0]
     >>> x = jnp.array([[4.0, 0.0, 0.0, 1.0], [0.0, 0.0, 2.0, 2.0]])
-    >>> jax.vmap(step, axis_name="w", out_axes=None)(x)
+    >>> jax.jit(jax.vmap(step, axis_name="w", out_axes=None))(x)
     Array([2. , 0. , 1. , 1.5], dtype=float32)
     """
 

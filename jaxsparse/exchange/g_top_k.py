@@ -74,7 +74,7 @@ def g_top_k() -> Exchange:
       >>> reducer = js.sparse(js.top_k(0.5), js.g_top_k(), axis_name="w")
       >>> step = lambda x: reducer.reduce(x, reducer.init(x))[:2]
       >>> x = jnp.array([[4.0, 3.0, 0.0, 1.0], [-2.0, 0.0, 2.5, 1.0]])
-      >>> mean, left = jax.vmap(step, axis_name="w", out_axes=(None, 0))(x)
+      >>> mean, left = jax.jit(jax.vmap(step, axis_name="w", out_axes=(None, 0)))(x)
       >>> print(mean, left[1])
       [0.   1.5  1.25 0.  ] [-2.  0.  0.  1.]
 

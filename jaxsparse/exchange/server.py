@@ -74,7 +74,7 @@ def server(
       >>> reducer = js.sparse(js.top_k(0.5), js.server(), axis_name="w", num_workers=2)
       >>> step = lambda x: reducer.reduce(x, reducer.init(x))[0]
       >>> x = jnp.array([[4.0, 0.0, 0.0, 1.0], [6.0, 0.0, 2.0, 1.0]])
-      >>> jax.vmap(step, axis_name="w", out_axes=None)(x)
+      >>> jax.jit(jax.vmap(step, axis_name="w", out_axes=None))(x)
       Array([5. , 0. , 1. , 0.5], dtype=float32)
 
     References:

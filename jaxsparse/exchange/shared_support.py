@@ -45,7 +45,7 @@ def shared_support() -> Exchange:
       >>> reducer = js.sparse(js.top_k(0.5), js.shared_support(), axis_name="w")
       >>> step = lambda x: reducer.reduce(x, reducer.init(x))[0]
       >>> x = jnp.array([[4.0, 0.0, 0.0, 1.0], [6.0, 0.0, 8.0, 1.0]])
-      >>> jax.vmap(step, axis_name="w", out_axes=None)(x)
+      >>> jax.jit(jax.vmap(step, axis_name="w", out_axes=None))(x)
       Array([5., 0., 0., 1.], dtype=float32)
 
     References:
