@@ -7,6 +7,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from .base import PyTree, Selection
@@ -24,9 +25,14 @@ def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
       sizes: entries of the leaves, in order; their sum is n.
 
     Returns:
-      A `Selection` over the whole vector. Its order is by leaf.
+      A `Selection` over the whole vector. Its order is by rank within the leaf, as a
+      share of the leaf's places: where a server has no room, it has none for the least
+      important entries of every leaf.
     """
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    counts = [selection.count(size) for size in sizes]
+    ranks = [(np.arange(count) + 0.5) / count for count in counts if count]
+    order = np.argsort(np.concatenate([np.zeros(0), *ranks]), kind="stable")
     like = functools.cache(lambda n: jax.eval_shape(lambda: selection.init(n)))
 
     def init(n: int) -> PyTree:
@@ -47,7 +53,7 @@ def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
             empty = indices >= entries.shape[0]
             found.append(jnp.where(empty, x.shape[0], indices + start))
             overflow = overflow + over
-        return jnp.concatenate(found), overflow
+        return jnp.concatenate(found)[order], overflow
 
     def observe(state: PyTree, mean: Array, sent: Array) -> PyTree:
         return _joined(
@@ -58,7 +64,7 @@ def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
         )
 
     return Selection(
-        count=lambda n: sum(map(selection.count, sizes)),
+        count=lambda n: sum(counts),
         init=init,
         select=select,
         observe=observe,
