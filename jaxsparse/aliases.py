@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from .arguments import (
@@ -22,6 +24,7 @@ from .reducers.dense import dense
 from .reducers.low_rank import low_rank
 from .reducers.sign_mean import sign_mean
 from .reducers.sparse import sparse
+from .scaling import norm
 from .selection import sampled_top_k
 
 
@@ -143,9 +146,9 @@ def clip_by_local_norm(
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
         limit = clip_norm / collectives.axis_size(axis_name) ** 0.5
-        clipped, _ = optax.clip_by_global_norm(limit).update(
-            updates, optax.EmptyState()
-        )
+        # Not optax's: its squares overflow, and large gradients become zero.
+        factor = limit / jnp.maximum(norm(updates), limit)
+        clipped = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
         return clipped, state
 
     return optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), update)

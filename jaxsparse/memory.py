@@ -17,6 +17,7 @@ from . import tree
 from .arguments import check_fraction
 from .base import PyTree, Reducer, WorkerLocal
 from .exchange import collectives
+from .scaling import add
 
 
 def stateless(reducer: Reducer) -> optax.GradientTransformationExtraArgs:
@@ -103,11 +104,10 @@ def error_feedback(
         tree.check_matches(updates, residual, "the residual of `error_feedback`")
         collectives.check_as_local(updates, residual)
         grads = tree.cast_float32(updates)
-        compensated = jax.tree.map(lambda g, r: g + decay * r, grads, residual)
+        compensated = jax.tree.map(lambda g, r: add(g, decay * r), grads, residual)
         mean, left, inner = reducer.reduce(compensated, state.reducer)
-        return tree.cast_like(mean, updates), ErrorFeedbackState(
-            WorkerLocal(left), inner
-        )
+        mean, left = _rounded(mean, left, updates)
+        return mean, ErrorFeedbackState(WorkerLocal(left), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -179,19 +179,38 @@ def momentum_correction(
         collectives.check_as_local(updates, v)
         grads = tree.cast_float32(updates)
         if nesterov:
-            u = jax.tree.map(lambda u, g: momentum * (u + g), u, grads)
-            v = jax.tree.map(lambda v, u, g: v + u + g, v, u, grads)
+            u = jax.tree.map(lambda u, g: add(momentum * u, momentum * g), u, grads)
+            v = jax.tree.map(lambda v, u, g: add(add(v, u), g), v, u, grads)
         else:
-            u = jax.tree.map(lambda u, g: momentum * u + g, u, grads)
-            v = jax.tree.map(jnp.add, v, u)
+            u = jax.tree.map(lambda u, g: add(momentum * u, g), u, grads)
+            v = jax.tree.map(add, v, u)
         mean, left, inner = reducer.reduce(v, state.reducer)
         if masking:
             u = _cleared_where_sent(u, v, left)
-        return tree.cast_like(mean, updates), MomentumCorrectionState(
-            WorkerLocal(u), WorkerLocal(left), inner
-        )
+        mean, left = _rounded(mean, left, updates)
+        return mean, MomentumCorrectionState(WorkerLocal(u), WorkerLocal(left), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _rounded(mean: PyTree, left: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
+    """The mean in the updates' dtypes; what rounding takes from it is left to all.
+
+    It is the same on every worker, so the mean over the workers of what is left grows
+    by just what the mean lost.
+    """
+    rounded = tree.cast_like(mean, updates)
+    left = jax.tree.map(
+        lambda kept, exact, given: (
+            kept
+            if given.dtype == exact.dtype
+            else add(kept, exact - given.astype(jnp.float32))
+        ),
+        left,
+        mean,
+        rounded,
+    )
+    return rounded, left
 
 
 def _cleared_where_sent(u: PyTree, v: PyTree, left: PyTree) -> PyTree:

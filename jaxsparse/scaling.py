@@ -24,13 +24,25 @@ def relative(values: Array, largest: Array) -> Array:
     return values * (1 / jnp.where(largest >= _TINY, largest, 1))
 
 
+def add(a: Array, b: Array) -> Array:
+    """``a + b`` in float32; of finite numbers always finite.
+
+    >>> add(jnp.float32(3e38), jnp.float32(3e38)) == jnp.finfo(jnp.float32).max
+    Array(True, dtype=bool)
+    """
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    most = float(jnp.finfo(jnp.float32).max)
+    both = jnp.isfinite(a) & jnp.isfinite(b)
+    return jnp.where(both, jnp.clip(a + b, -most, most), a + b)
+
+
 def norm(tree: Any) -> Array:
     """Euclidean norm of all entries of a tree, without overflow; float32 scalar.
 
     >>> norm({"a": jnp.full(4, 1e38)}) / 2e38
     Array(1., dtype=float32)
     """
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
+    leaves = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(tree) if leaf.size]
     if not leaves:
         return jnp.zeros((), jnp.float32)
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))

@@ -41,6 +41,20 @@ def _defined(scores: Array) -> Array:
     return jnp.where(jnp.isnan(scores), jnp.inf, scores)
 
 
+def _largest(scores: Array, k: int) -> Array:
+    """Indices of the k largest positive scores; n in places left empty."""
+    values, indices = lax.top_k(scores, k)
+    return jnp.where(values > 0, indices, scores.shape[0]).astype(jnp.int32)
+
+
+def _sample(scores: Array, m: int) -> Array:
+    """One entry of each of m equal stretches, at a hashed place; any layout will do."""
+    width = scores.shape[0] // m
+    stretch = jnp.arange(m, dtype=jnp.uint32)
+    place = (stretch * jnp.uint32(2654435761)) >> 8
+    return scores[stretch * width + place % width]
+
+
 def top_k(
     density: float, priority: Priority | None = None, *, exploration: float = 0.0
 ) -> Selection:
@@ -101,13 +115,15 @@ def sampled_top_k(
 ) -> Selection:
     """Selects about the k largest entries, by a threshold estimated from a sample.
 
-    The threshold is estimated from a strided sample: its ``density`` largest lie above.
-    While the number of entries at or above it is outside ``tolerance`` times k it is
-    multiplied by 0.8 or 1.25, or halved in between once it is bounded on both sides.
-    Among these candidates the k largest are kept, exactly. NaN counts as infinite.
+    The threshold is estimated from a sample of one entry in each of equal stretches:
+    its ``density`` largest lie above. While the number of entries at or above it is
+    outside ``tolerance`` times k it is multiplied by 0.8 or 1.25, or halved in between
+    once it is bounded on both sides. Among these candidates the k largest are kept,
+    exactly. NaN counts as infinite.
 
-    Where no threshold will do, as among equal entries, there are too many candidates:
-    the first ``high * k`` by index are looked at.
+    Where there are too many candidates all the same, as among equal entries, the k
+    largest of all are taken, as by `top_k`: the first by index would be the same ones
+    at every step, and the others would starve.
 
     Args:
       density: fraction of the entries kept, in (0, 1].
@@ -125,7 +141,8 @@ def sampled_top_k(
     Differences from the paper:
       The authors' code lowers the threshold only; when there are too many candidates
       it sorts all of them. Static shapes want a bound on the candidates, so the
-      threshold is also raised.
+      threshold is also raised. The sample's places are hashed: a fixed stride may fall
+      on one column of a matrix, over and over.
 
     References:
       Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", 2018.
@@ -146,11 +163,10 @@ def sampled_top_k(
         k = entries(density, n)
         if k == n:  # everything; no sample can tell the smallest entry
             return jnp.arange(n, dtype=jnp.int32), _no_overflow()
+        fewest, most = math.ceil(low * k), math.floor(high * k)
         scores = _defined(jnp.abs(x))
         m = min(n, max(entries(sample, n), math.ceil(2 / density)))
-        sampled = scores[:: n // m]
-        kth = entries(density, sampled.shape[0])
-        first = lax.top_k(sampled, kth)[0][-1]
+        first = lax.top_k(_sample(scores, m), entries(density, m))[0][-1]
 
         def candidates(threshold):
             # A threshold of zero would make every zero entry a candidate.
@@ -161,7 +177,7 @@ def sampled_top_k(
 
         def outside(carry):
             threshold, found, _, _, step = carry
-            wrong = (found < low * k) | (found > high * k)
+            wrong = (found < fewest) | (found > most)
             return wrong & (threshold > 0) & (step < max_adjustments)
 
         def adjust(carry):
@@ -182,13 +198,17 @@ def sampled_top_k(
             outside, adjust, (first, found, zero, inf, jnp.zeros_like(found))
         )
         # Rather too many than too few, where a threshold with enough was seen.
-        threshold = jnp.where((found < low * k) & (below > 0), below, threshold)
+        threshold = jnp.where((found < fewest) & (below > 0), below, threshold)
         chosen = candidates(threshold)
-        indices = compact(chosen, min(n, math.ceil(high * k)))
-        at_indices = scores.at[indices].get(mode="fill", fill_value=-1.0)
-        _, order = lax.top_k(at_indices, k)
-        overflow = jnp.sum(chosen, dtype=jnp.int32) - k
-        return indices[order], jnp.maximum(overflow, 0)
+        found = jnp.sum(chosen, dtype=jnp.int32)
+
+        def among_candidates():
+            indices = compact(chosen, min(n, most))
+            at_indices = scores.at[indices].get(mode="fill", fill_value=-1.0)
+            return indices[lax.top_k(at_indices, k)[1]]
+
+        indices = lax.cond(found > most, lambda: _largest(scores, k), among_candidates)
+        return indices, jnp.maximum(found - k, 0)
 
     return Selection(
         lambda n: entries(density, n),
@@ -239,7 +259,7 @@ def threshold(value: float | Array, *, max_density: float) -> Selection:
         found = jnp.sum(over, dtype=jnp.int32)
         indices = lax.cond(
             found > k,
-            lambda: lax.top_k(scores, k)[1],
+            lambda: _largest(scores, k),
             lambda: compact(over, k),
         )
         return indices, jnp.maximum(found - k, 0)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from . import tree
-from .arguments import check_axis_name, check_positive_int
+from .arguments import check_positive_int
 from .base import PyTree, WorkerLocal
 
 
@@ -69,7 +69,11 @@ def local_leaves(
       >>> local[0], local[1][0].residual.value
       (False, True)
     """
-    check_axis_name("local_leaves(axis_name=...)", axis_name)
+    if not isinstance(axis_name, str):
+        raise TypeError(
+            "`local_leaves(axis_name=...)` must be one name: vmap maps one axis. Got "
+            f"{axis_name!r}; map the step over the others first."
+        )
     check_positive_int("local_leaves(num_workers=...)", num_workers)
     leaves, treedef = jax.tree.flatten(state)
 

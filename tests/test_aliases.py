@@ -132,3 +132,11 @@ def test_dgc_checks_the_number_of_workers():
     tx = js.dgc(0.5, axis_name=AXIS, num_workers=3)
     with pytest.raises(ValueError, match="is 3, but axis 'workers' has 4"):
         over(tx, gradients())
+
+
+def test_local_clipping_of_large_gradients_scales_them():
+    """Their squares overflow; the direction stays."""
+    tx = js.clip_by_local_norm(1.0, axis_name=AXIS)
+    g = jnp.full((4, 2), 1e30)
+    clipped = jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS)(g)
+    np.testing.assert_allclose(clipped, 0.5 / np.sqrt(2), rtol=1e-5)

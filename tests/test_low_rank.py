@@ -170,3 +170,13 @@ def test_updates_of_another_shape_than_at_init_are_refused(shape):
         jax.vmap(lambda x: reducer.reduce(x, state), axis_name=AXIS)(
             jnp.ones((2, *shape))
         )
+
+
+def test_factors_are_float32_where_float64_is_enabled():
+    with jax.enable_x64(True):
+        reducer = js.low_rank(1, axis_name=AXIS)
+        x = jnp.ones((2, 6, 7), jnp.float32)
+        state = reducer.init(x[0])
+        step = jax.vmap(reducer.reduce, (0, None), (None, 0, None), axis_name=AXIS)
+        _, _, after = jax.eval_shape(step, x, state)
+    assert state.factors.dtype == after.factors.dtype == jnp.float32

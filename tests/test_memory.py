@@ -427,3 +427,56 @@ def test_what_is_no_reducer_is_refused(memory, wrong):
     message = rf"`{memory.__name__}\(...\)` takes a Reducer.*got {type(wrong).__name__}"
     with pytest.raises(TypeError, match=message):
         memory(wrong)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("memory", [js.error_feedback, js.momentum_correction])
+def test_what_rounding_to_half_precision_takes_is_kept(dtype, memory):
+    """The mean of 1, 1.0078125 and 1 is no bfloat16, nor 2e-8 a float16."""
+    options = {} if memory is js.error_feedback else {"momentum": 0.0}
+    codec = js.codec.float32()
+    reducer = js.sparse(js.top_k(1.0), js.all_gather(), axis_name=AXIS, codec=codec)
+    tx = memory(reducer, **options)
+    g = jnp.array([[1.0, 6e-8], [1.0078125, 0.0], [1.0, 0.0]], dtype)
+    steps = 50
+
+    def run(g):
+        def body(carry, _):
+            state, given = carry
+            mean, state = tx.update(g, state)
+            return (state, given + mean.astype(jnp.float32)), None
+
+        start = (tx.init(g), jnp.zeros(2))
+        (state, delivered), _ = jax.lax.scan(body, start, None, length=steps)
+        kept = state.residual if memory is js.error_feedback else state.velocity
+        return delivered, kept.value
+
+    delivered, kept = jax.jit(jax.vmap(run, axis_name=AXIS))(g)
+    given = steps * np.asarray(g, np.float64).sum(0)
+    held = np.asarray(kept, np.float64).sum(0)
+    np.testing.assert_allclose(3 * delivered[0] + held, given, rtol=1e-5, atol=1e-9)
+
+
+def test_a_memory_stays_finite_at_the_edge_of_the_range():
+    """2.5e38 twice is beyond float32: what is held back is clamped, not infinite."""
+    tx = js.error_feedback(js.sparse(js.top_k(0.5), js.all_gather(), axis_name=AXIS))
+    g = jnp.array([[2.5e38, 2e38]] * 2)
+
+    def run(g):
+        state = tx.init(g)
+        for given in (g, g, 0 * g, 0 * g, 0 * g):
+            mean, state = tx.update(given, state)
+        return mean, state.residual.value
+
+    mean, residual = jax.jit(jax.vmap(run, axis_name=AXIS))(g)
+    assert np.isfinite(mean).all() and np.isfinite(residual).all()
+
+
+def test_decay_may_be_a_float64_array():
+    """As ``optax.inject_hyperparams`` passes it where parameters are float64."""
+    with jax.enable_x64(True):
+        tx = js.error_feedback(js.dense(axis_name=AXIS), jnp.float64(0.5))
+        g = jnp.ones((2, 3), jnp.float64)
+        step = jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS)
+        mean, state = jax.eval_shape(step, g)
+    assert mean.dtype == jnp.float64 and state.residual.value.dtype == jnp.float32

@@ -314,3 +314,36 @@ def test_a_priority_sees_the_mean_over_the_workers():
     mean, seen = jax.jit(jax.vmap(step, axis_name="w", out_axes=None))(x)
     np.testing.assert_array_equal(mean, [2.0, 4.0, 0.0, 2.0])
     np.testing.assert_array_equal(seen, mean)
+
+
+@pytest.mark.parametrize("width", [10, 64, 100])
+def test_sampled_top_k_does_not_fall_on_one_column_of_a_matrix(width):
+    """A strided sample would see column 0 alone, whose entries are small or zero."""
+    selection = js.sampled_top_k(0.01, sample=0.05)
+    select = jax.jit(lambda x: selection.select(x, ())[0])
+    x = np.random.default_rng(0).normal(size=(200, width)).astype(np.float32)
+    for scale in (1e-3, 0.0):
+        x[:, 0] *= scale
+        flat = np.abs(x.ravel())
+        k = -(-flat.size // 100)
+        indices = np.asarray(select(flat))
+        energy = np.sum(flat[indices[indices < flat.size]] ** 2)
+        assert energy >= 0.8 * np.sum(np.sort(flat)[-k:] ** 2)
+
+
+def test_sampled_top_k_starves_nothing_that_error_feedback_holds():
+    """Equal gradients: the first by index must not win for ever."""
+    tx = js.error_feedback(
+        js.sparse(js.sampled_top_k(0.1), js.all_gather(), axis_name="w")
+    )
+
+    def run(g):
+        def body(carry, _):
+            state, sent = carry
+            mean, state = tx.update(g, state)
+            return (state, sent | (mean != 0)), None
+
+        start = (tx.init(g), g == 0)
+        return jax.lax.scan(body, start, None, length=30)[0][1]
+
+    assert jax.jit(jax.vmap(run, axis_name="w"))(jnp.ones((1, 100))).all()

@@ -59,7 +59,8 @@ def from_counts(
     return ExchangeMetrics(
         selected=received.astype(jnp.float32) / num_workers,
         aggregated=union.astype(jnp.int32),
-        overlap=received.astype(jnp.float32) / jnp.maximum(union, 1),
+        overlap=received.astype(jnp.float32)
+        / jnp.maximum(union, 1).astype(jnp.float32),
         common=pairs.astype(jnp.float32) / of_pairs,
         overflow=missed.astype(jnp.float32) / num_workers,
         rung=jnp.zeros((), jnp.int32) if rung is None else rung,

@@ -73,7 +73,9 @@ def low_rank(rank: int, *, axis_name: collectives.AxisName, seed: int = 0) -> Re
 
     def drawn(spec: tree.Layout) -> Array:
         """The first factors, the same on all workers."""
-        return jax.random.normal(jax.random.key(seed), (factors_of(spec).size,))
+        return jax.random.normal(
+            jax.random.key(seed), (factors_of(spec).size,), jnp.float32
+        )
 
     def init(params: PyTree) -> LowRankState:
         return LowRankState(drawn(tree.layout(params)))
