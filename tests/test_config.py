@@ -1,11 +1,15 @@
+import re
 import runpy
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from absl import flags
 
 from train import build
 from train import flags as train_flags
+from train.checks import check
 from train.errors import SetupError
 
 # ml_collections loads config files in a way that Python is giving up.
@@ -125,3 +129,60 @@ def test_a_wrong_model_names_the_known_ones():
     config = parse("--config.model.name=resnet").config
     with pytest.raises(SetupError, match="config.model.name='resnet'.*convnet, lenet"):
         build.task(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "must"),
+    [
+        *(
+            (key, value, "at least 1")
+            for key in (
+                "num_workers",
+                "batch_size",
+                "steps",
+                "eval_every",
+                "eval_batch_size",
+                "checkpoint_every",
+                "checkpoints_kept",
+            )
+            for value in (0, -1)
+        ),
+        ("seed", -1, "[0, 2**32)"),
+        ("seed", 2**32, "[0, 2**32)"),
+        ("data.max_value", 0, "greater than 0"),
+        ("learning_rate.peak", 0.0, "greater than 0"),
+        ("learning_rate.peak", float("nan"), "finite"),
+        ("learning_rate.peak", float("inf"), "finite"),
+        ("learning_rate.warmup_steps", -1, "[0, config.steps)"),
+        ("learning_rate.warmup_steps", 400, "[0, config.steps)"),
+        ("weight_decay", -0.1, "at least 0"),
+        ("weight_decay", float("nan"), "finite"),
+        ("run", (), "at least one method"),
+        ("run", ("dense", "topk_"), "dense, dgc, topk"),
+    ],
+)
+def test_a_value_no_run_can_be_made_of_is_refused(key, value, must):
+    config = parse().config
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(SetupError) as error:
+        check(config)
+    for words in (f"config.{key}=", repr(value), must):
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize("path", SETUPS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("steps", [1, 11, 400])
+def test_the_defaults_pass_whatever_the_steps(path, steps):
+    config = runpy.run_path(str(path))["get_config"]()
+    config.steps = steps
+    check(config)
+
+
+@pytest.mark.parametrize(
+    "override", ["hidden=0", "hidden=-1", "channels=(0,)", "num_classes=0"]
+)
+def test_a_model_that_cannot_be_made_shows_its_settings(override):
+    config = parse(f"--config.model.{override}").config
+    batch = {"image": jnp.zeros((1, 8, 8, 1), jnp.uint8)}
+    with pytest.raises(SetupError, match="config.model.*" + re.escape(override)):
+        jax.eval_shape(build.task(config).init, jax.random.key(0), batch)

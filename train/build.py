@@ -6,6 +6,9 @@ and a wrong name is answered by the list.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import optax
 from ml_collections import ConfigDict
 
@@ -39,7 +42,15 @@ def task(config: ConfigDict) -> Task:
     """The model and what it is trained for."""
     settings = config.model.to_dict()
     model = _choose("config.model.name", MODELS, settings.pop("name"))
-    return classification(model(**settings), max_value=config.data.max_value)
+
+    def init(key, batch):
+        # Flax looks at a model's sizes when its parameters are made, and not before.
+        with _names_model(config):
+            return built.init(key, batch)
+
+    with _names_model(config):
+        built = classification(model(**settings), max_value=config.data.max_value)
+    return built._replace(init=init)
 
 
 def optimizer(config: ConfigDict, method: str) -> optax.GradientTransformation:
@@ -70,6 +81,20 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
         warmup_steps=config.learning_rate.warmup_steps,
         decay_steps=config.steps,
     )
+
+
+@contextlib.contextmanager
+def _names_model(config: ConfigDict) -> Iterator[None]:
+    """Whatever a model makes of wrong settings becomes an error that shows them."""
+    try:
+        yield
+    except Exception as error:
+        settings = ", ".join(f"{k}={v!r}" for k, v in config.model.items())
+        raise SetupError(
+            f"config.model: no model can be made of {settings} "
+            f"({type(error).__name__}: {error}). Sizes must be positive; set one with "
+            "--config.model.KEY=VALUE."
+        ) from error
 
 
 def _dense(num_workers, **settings):

@@ -19,6 +19,7 @@ from absl import app, flags, logging
 
 from train import build, checkpoint, data, history, loop, parallel, report
 from train import flags as train_flags
+from train.checks import check
 from train.errors import SetupError
 from train.interrupt import Interrupt
 from train.log import Log
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> None:
         raise SetupError(f"Unknown arguments: {' '.join(argv[1:])}.")
     logging.set_verbosity(logging.WARNING)  # orbax and TFDS tell a lot
     config = FLAGS.config
+    check(config)
     parallel.start(
         config.num_workers,
         coordinator=FLAGS.coordinator,
