@@ -30,6 +30,7 @@ from .exchange import all_gather as all_gather
 from .exchange import g_top_k as g_top_k
 from .exchange import server as server
 from .exchange import shared_support as shared_support
+from .exchange.collectives import vary as vary
 from .labels import label_leaves as label_leaves
 from .memory import error_feedback as error_feedback
 from .memory import momentum_correction as momentum_correction

@@ -264,7 +264,7 @@ def test_gradients_that_shard_map_has_summed_are_refused_with_the_remedy(name, m
     def run(params, x, varying):
         def step(params, x, shared, own):
             if varying:
-                params = jax.lax.pcast(params, AXIS, to="varying")
+                params = js.vary(params, axis_name=AXIS)
             grads = jax.grad(lambda p: jnp.sum((x @ p["w"]) ** 2))(params)
             own = jax.tree.map(lambda x: x[0], own)
             return tx.update(grads, js.merge(shared, own), params)[0]
@@ -274,5 +274,7 @@ def test_gradients_that_shard_map_has_summed_are_refused_with_the_remedy(name, m
         return jax.eval_shape(mapped, params, x, shared, js.stack_workers(own, WORKERS))
 
     run(params, x, varying=True)
-    with pytest.raises(ValueError, match=r"already summed.*jax\.lax\.pcast.*check_vma"):
+    with pytest.raises(
+        ValueError, match=r"already summed.*js\.vary\(params.*check_vma"
+    ):
         run(params, x, varying=False)

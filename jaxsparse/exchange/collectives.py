@@ -75,8 +75,7 @@ def check_local(updates: PyTree, axis_name: AxisName) -> None:
         raise ValueError(
             f"the updates do not vary over axis {axis_name!r}: shard_map has already "
             "summed these gradients over the workers. Take gradients with respect to "
-            f"`jax.lax.pcast(params, {axis_name!r}, to='varying')`, or use "
-            "`check_vma=False`."
+            f"`js.vary(params, axis_name={axis_name!r})`, or use `check_vma=False`."
         )
 
 
@@ -141,14 +140,40 @@ def agree(flag: Array, axis_name: AxisName) -> Array:
     return lax.pmin(flag.astype(jnp.int32), axis_name) == 1
 
 
+def vary(tree: PyTree, *, axis_name: AxisName) -> PyTree:
+    """Makes replicated parameters each worker's own, before gradients are taken.
+
+    Under ``shard_map(check_vma=True)`` gradients with respect to replicated parameters
+    arrive summed over the workers, and there is nothing left to compress; with respect
+    to ``vary(params, ...)`` they are each worker's own. Anywhere else it does nothing:
+    one step serves all mappers.
+
+    Args:
+      tree: the parameters.
+      axis_name: name of the mapped axis.
+
+    Returns:
+      The same values.
+
+    Example:
+      >>> def step(params, x):
+      ...     params = vary(params, axis_name="w")
+      ...     return jax.grad(lambda p: jnp.sum(p * x))(params)
+      >>> jax.vmap(step, (None, 0), axis_name="w")(jnp.ones(1), jnp.array([1.0, 2.0]))
+      Array([[1.],
+             [2.]], dtype=float32)
+    """
+    return vary_like(tree, lax.axis_index(axis_name))
+
+
 def vary_like(tree: PyTree, like: Array) -> PyTree:
     """Types ``tree`` as varying over the axes that ``like`` varies over."""
 
-    def vary(x: Array) -> Array:
+    def typed_like(x: Array) -> Array:
         missing = varying_axes(like) - varying_axes(x)
         return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
-    return jax.tree.map(vary, tree)
+    return jax.tree.map(typed_like, tree)
 
 
 def zeros(abstract: jax.ShapeDtypeStruct) -> Array:
