@@ -4,9 +4,10 @@ import signal
 import pytest
 import training
 
-from train import checkpoint
+from train import checkpoint, lock
 from train.errors import SetupError
 from train.loop import Stopped
+from train.parallel import Workers
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,45 @@ def test_settings_that_change_no_figure_may_differ(undisturbed, splits):
     training.run(config, folder, splits)
 
 
+def state_cut_short(path):
+    for data in (path / "state").rglob("d/*"):
+        data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+
+
+def record_cut_short(path):
+    (path / "run" / "metadata").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [state_cut_short, record_cut_short])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
+    undisturbed, splits, tmp_path, damage
+):
+    _, whole = undisturbed
+    config = training.config_of("topk", checkpoint_every=2)
+    with pytest.raises(Stopped):
+        training.run(config, tmp_path, splits, stop_after=4)
+    damage(tmp_path / "checkpoints" / "4")
+    _, text = training.run(config, tmp_path, splits)
+    assert f"{tmp_path / 'checkpoints' / '4'} cannot be read" in text
+    assert "goes on after step 2" in text
+    training.assert_same_run(whole, tmp_path, 6)
+    assert training.saved(tmp_path, 4)  # a new one has taken its place
+
+
+def test_damaged_checkpoints_alone_are_refused_and_left(splits, tmp_path):
+    config = training.config_of("topk", checkpoint_every=2)
+    with pytest.raises(Stopped):
+        training.run(config, tmp_path, splits, stop_after=4)
+    for step in ("2", "4"):
+        record_cut_short(tmp_path / "checkpoints" / step)
+    with pytest.raises(SetupError) as error:
+        training.run(config, tmp_path, splits)
+    assert str(tmp_path / "checkpoints") in str(error.value)
+    assert "--fresh" in str(error.value)
+    left = {p.name for p in (tmp_path / "checkpoints").iterdir()}
+    assert left == {"2", "4"}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_program_leaves_a_whole_checkpoint(number, splits, tmp_path):
     # Saves at every step, so that a kill is likely to hit it while it saves.
@@ -137,3 +177,23 @@ def test_an_interrupted_program_leaves_a_whole_checkpoint(number, splits, tmp_pa
     assert "goes on after step" in text
     training.run(config, tmp_path / "whole", splits)
     training.assert_same_run(tmp_path / "whole", tmp_path / "topk", 60)
+
+
+def test_a_folder_has_one_run_at_a_time(splits, tmp_path):
+    config = training.config_of("topk", steps=4000, checkpoint_every=1)
+    data_dir = tmp_path / "data"
+    training.splits_in(data_dir)
+    arguments = training.command(config, tmp_path, data_dir)
+    first = training.launch(arguments)
+    training.wait_for_checkpoint(first, tmp_path / "topk")
+    second = training.launch([*arguments, "--fresh"])
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert output.startswith(f"error: Another run is using {tmp_path / 'topk'}")
+    assert first.poll() is None
+    assert any((tmp_path / "topk" / "checkpoints").iterdir())  # not made fresh
+
+    first.kill()
+    first.communicate(timeout=60)
+    with lock.only_user(tmp_path / "topk", Workers(config.num_workers)):
+        pass

@@ -1,5 +1,7 @@
+import shutil
 import signal
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -64,6 +66,26 @@ def test_an_interrupt_of_one_process_stops_both_after_the_same_step(tmp_path, da
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [130, 130], outputs
     assert "topk: stopped after step" in outputs[0]
+
+    # Both go on from the same step where the newest checkpoint is damaged.
+    steps = sorted(int(p.name) for p in (tmp_path / "topk" / "checkpoints").iterdir())
+    damaged = tmp_path / "topk" / "checkpoints" / str(steps[-1])
+    (damaged / "run" / "metadata").write_text("{")
+    config.steps = 4000
+    processes = launch_two(config, tmp_path, data_dir)
+    aside = damaged.with_name(f"{damaged.name}.unreadable")
+    saved = tmp_path / "topk" / "checkpoints"
+    while not any(
+        p.name.isdigit() and int(p.name) > steps[-1] for p in saved.iterdir()
+    ):
+        assert processes[0].poll() is None, processes[0].stdout.read()
+        time.sleep(0.1)
+    processes[0].send_signal(signal.SIGINT)
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [130, 130], outputs
+    assert f"{damaged} cannot be read" in outputs[0]
+    assert f"topk: goes on after step {steps[-2]} " in outputs[0]
+    shutil.rmtree(aside)
 
     # One process goes on where two have stopped.
     stopped = max(int(p.name) for p in (tmp_path / "topk" / "checkpoints").iterdir())

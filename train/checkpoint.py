@@ -3,15 +3,21 @@
 Orbax writes a checkpoint into a temporary folder and renames it when it is whole, so an
 interrupt at any time leaves the one before. A checkpoint also holds who it is of: the
 method, the workers, the shapes of the parameters, the config.
+
+A checkpoint that a disk has damaged is put aside, and the run goes on from the one
+before.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from train.errors import SetupError
@@ -27,6 +33,9 @@ FREE_KEYS = {
 }
 
 
+NONE_READABLE = -1
+
+
 class Parts(NamedTuple):
     """A state as `jaxsparse.split` parts it; gives the leaves their names on disk."""
 
@@ -37,7 +46,15 @@ class Parts(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path, workers: Workers, identity: dict, *, keep: int):
+    def __init__(
+        self,
+        folder: Path,
+        workers: Workers,
+        identity: dict,
+        *,
+        keep: int,
+        say: Callable[[str], None],
+    ):
         """Opens a run's checkpoints, and refuses those of another run.
 
         Args:
@@ -45,7 +62,15 @@ class Checkpoints:
           workers: how local state is spread.
           identity: from `identity`.
           keep: how many checkpoints to keep.
+          say: told of a checkpoint that cannot be read and is put aside.
         """
+        # Process 0 looks and the others hear: all must go on from the same step.
+        found = _newest_readable(folder, say) if jax.process_index() == 0 else 0
+        if workers.from_first(found) == NONE_READABLE:
+            raise SetupError(
+                f"No checkpoint in {folder / 'checkpoints'} can be read. Use --fresh "
+                "to start over there, or another folder with --workdir."
+            )
         self._workers, self._identity = workers, identity
         self._manager = ocp.CheckpointManager(
             (folder / "checkpoints").absolute(),
@@ -133,6 +158,51 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     for name in ("history.jsonl", "summary.json"):
         (folder / name).unlink(missing_ok=True)
+
+
+def _newest_readable(folder: Path, say: Callable[[str], None]) -> int:
+    """Puts aside what is newer than the newest checkpoint that can be read.
+
+    Called by one process alone.
+
+    Returns:
+      The step of that checkpoint; 0 if there is none at all, `NONE_READABLE` if there
+      are some and none can be read. These are left where they are.
+    """
+    found = [p for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+    damaged: list[Path] = []
+    for path in sorted(found, key=lambda p: int(p.name), reverse=True):
+        problem = _problem(path)
+        if problem is None:
+            # Orbax saves nothing at a step that it finds a folder of.
+            for other in damaged:
+                aside = other.with_name(f"{other.name}.unreadable")
+                shutil.rmtree(aside, ignore_errors=True)
+                other.rename(aside)
+            return int(path.name)
+        say(f"{path} cannot be read: {problem}")
+        damaged.append(path)
+    return NONE_READABLE if damaged else 0
+
+
+def _problem(path: Path) -> str | None:
+    """Why a checkpoint cannot be read; None if it can."""
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(),
+        active_processes={jax.process_index()},
+        barrier_sync_key_prefix="alone",
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    try:
+        record = json.loads((path / "run" / "metadata").read_text())
+        _ = record["identity"].items(), record["progress"].items()
+        state = (path / "state").absolute()
+        names = handler.metadata(state).tree
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+        handler.restore(state, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    except Exception as error:  # whatever a damaged file makes of its readers
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+    return None
 
 
 def _check_same(theirs: dict, ours: dict, folder: Path) -> None:

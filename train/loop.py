@@ -78,7 +78,7 @@ def run(
 
     # --- Resume --------------------------------------------------------------------
     checkpoints = checkpoint.Checkpoints(
-        folder, workers, identity, keep=config.checkpoints_kept
+        folder, workers, identity, keep=config.checkpoints_kept, say=log.say
     )
     start = checkpoints.latest_step or 0
     if start == config.steps and (folder / "summary.json").exists():

@@ -10,14 +10,16 @@ starts them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 import jax
 from absl import app, flags, logging
+from ml_collections import ConfigDict
 
-from train import build, checkpoint, data, history, loop, parallel, report
+from train import build, checkpoint, data, history, lock, loop, parallel, report
 from train import flags as train_flags
 from train.checks import check
 from train.errors import SetupError
@@ -48,7 +50,24 @@ def main(argv: list[str]) -> None:
     workdir = Path(FLAGS.workdir or Path("runs", config.setup))
     folders = {method: workdir / method for method in config.run}
     for folder in folders.values():
-        make_folder(folder, fresh=FLAGS.fresh)
+        make_folder(folder)
+    with contextlib.ExitStack() as held:
+        for folder in folders.values():
+            held.enter_context(lock.only_user(folder, workers))
+        if FLAGS.fresh and jax.process_index() == 0:
+            for folder in folders.values():
+                checkpoint.remove(folder)
+        train(config, workdir, folders, workers, log)
+
+
+def train(
+    config: ConfigDict,
+    workdir: Path,
+    folders: dict[str, Path],
+    workers: parallel.Workers,
+    log: Log,
+) -> None:
+    """Trains with every method, each in its folder, and writes the comparison."""
     workers.wait_for_all()  # a fresh start has removed what it must
     splits = data.load(
         config.data.name,
@@ -78,7 +97,7 @@ def main(argv: list[str]) -> None:
         )
 
 
-def make_folder(folder: Path, *, fresh: bool) -> None:
+def make_folder(folder: Path) -> None:
     """Makes a run's folder, and finds out whether it can be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,8 +108,6 @@ def make_folder(folder: Path, *, fresh: bool) -> None:
         raise SetupError(
             f"The run folder cannot be written: {error}. Choose another with --workdir."
         ) from error
-    if fresh and jax.process_index() == 0:
-        checkpoint.remove(folder)
 
 
 def run() -> None:

@@ -100,6 +100,10 @@ class Workers:
         """Returns when every process has come here."""
         multihost_utils.sync_global_devices("wait_for_all")
 
+    def from_first(self, number: int) -> int:
+        """Process 0's number, in every process: what one decides for all."""
+        return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
+
     def map_train(self, step: Callable, is_local: Any) -> Callable:
         """``(shared, local, batch) -> (shared, local, measured)``; state is donated.
 
