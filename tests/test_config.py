@@ -186,3 +186,10 @@ def test_a_model_that_cannot_be_made_shows_its_settings(override):
     batch = {"image": jnp.zeros((1, 8, 8, 1), jnp.uint8)}
     with pytest.raises(SetupError, match="config.model.*" + re.escape(override)):
         jax.eval_shape(build.task(config).init, jax.random.key(0), batch)
+
+
+@pytest.mark.parametrize("name", ["common.py:topk", "methods.py"])
+def test_what_setups_are_made_from_is_no_setup(name):
+    match = "is no setup. Setups here: cifar10.py, digits.py, fashion_mnist.py, mnist.py"
+    with pytest.raises(SetupError, match=match):
+        parse(config_flag(name))

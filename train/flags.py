@@ -14,6 +14,7 @@ from train.errors import SetupError
 
 flags.disclaim_key_flags()  # --help shows them as `main`'s
 
+NO_SETUPS = ("common", "methods")  # files beside the setups that these are made from
 DEFAULT_CONFIG = str(Path(__file__).parents[1] / "configs" / "digits.py")
 
 
@@ -46,6 +47,8 @@ def parse(argv: list[str], values: flags.FlagValues) -> list[str]:
       SetupError: an unknown flag, setting, file or method; a value of a wrong type.
     """
     argv, path = _config_first(argv)
+    if Path(path.partition(":")[0]).stem in NO_SETUPS:
+        raise SetupError(f"--config={path} is no setup. {_setups()}")
     define(values, argv)
     try:
         rest = values(argv)
@@ -56,8 +59,14 @@ def parse(argv: list[str], values: flags.FlagValues) -> list[str]:
     except (AttributeError, KeyError) as error:
         raise SetupError(_unknown_key(argv, path) or str(error)) from error
     except OSError as error:
-        known = sorted(p.name for p in Path(DEFAULT_CONFIG).parent.glob("[!_]*.py"))
-        raise SetupError(f"{error}\nSetups here: {', '.join(known)}.") from error
+        raise SetupError(f"{error}\n{_setups()}") from error
+
+
+def _setups() -> str:
+    """What there is to train, for an error."""
+    found = {p.name for p in Path(DEFAULT_CONFIG).parent.glob("[!_]*.py")}
+    known = sorted(found - {f"{name}.py" for name in NO_SETUPS})
+    return f"Setups here: {', '.join(known)}."
 
 
 def _config_first(argv: list[str]) -> tuple[list[str], str]:
