@@ -285,6 +285,13 @@ def test_the_program_leaves_a_table_a_picture_and_summaries(tmp_path):
     for words in ("2 workers", "accuracy", "ratio", "topk 6/6", "results.png"):
         assert words in output
 
+    # One method by itself, finished before: the comparison keeps the others.
+    config = training.config_of("topk")
+    process = training.launch(training.command(config, tmp_path, tmp_path / "data"))
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert json.loads((tmp_path / "summary.json").read_text()) == summaries[::-1]
+
 
 def test_what_a_user_can_put_right_comes_without_a_traceback(tmp_path):
     arguments = [sys.executable, "-m", "train.main", "--config.data.name=digit"]

@@ -11,6 +11,7 @@ starts them.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -88,6 +89,11 @@ def train(
             for method, folder in folders.items()
         ]
     if jax.process_index() == 0:
+        # Other methods that the folder holds stay in the comparison.
+        for path in sorted(workdir.glob("*/summary.json")):
+            if path.parent.name not in folders:
+                summaries.append(json.loads(path.read_text()))
+                folders = {**folders, path.parent.name: path.parent}
         histories = {method: history.read(f) for method, f in folders.items()}
         report.write_json(workdir / "summary.json", summaries)
         report.picture(workdir / "results.png", config.setup, histories)
