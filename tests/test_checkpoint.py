@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 
 import pytest
@@ -6,6 +7,7 @@ import training
 
 from train import checkpoint, lock
 from train.errors import SetupError
+from train.history import read
 from train.loop import Stopped
 from train.parallel import Workers
 
@@ -73,12 +75,38 @@ def test_a_finished_run_is_not_trained_again(undisturbed, splits):
     assert "--fresh" in text
 
 
-def test_a_lost_summary_is_written_again(undisturbed, splits):
-    config, folder = undisturbed
-    wanted = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").unlink()
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "summary.json").unlink(),
+        lambda folder: (folder / "summary.json").write_text('{"method": "to'),
+        lambda folder: (folder / "summary.json").write_text("[]"),
+        lambda folder: (folder / "history.jsonl").unlink(),
+        lambda folder: (folder / "history.jsonl").write_text('{"step": 0, "lo'),
+        lambda folder: [path.unlink() for path in folder.glob("*.json*")],
+    ],
+)
+def test_a_finished_run_with_damaged_results_is_summarised_again(
+    undisturbed, splits, tmp_path, damage
+):
+    config, finished = undisturbed
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    damage(folder)
     summary, _ = training.run(config, folder, splits)
+    wanted = json.loads((finished / "summary.json").read_text())
     assert {**summary, "step_ms": 0} == {**wanted, "step_ms": 0}
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    evaluated, before = read(folder)[-1], read(finished)[-1]
+    assert {**evaluated, "train_loss": 0} == {**before, "train_loss": 0}
+
+
+@pytest.mark.parametrize("broken", ["{\n", "\n", "[]\n", '{"step": 1}\n', '{"step": 4'])
+def test_a_damaged_line_of_a_history_is_left_out(undisturbed, tmp_path, broken):
+    _, finished = undisturbed
+    first, *rest = (finished / "history.jsonl").read_text().splitlines(keepends=True)
+    lines = [first, broken, *rest] if broken.endswith("\n") else [first, *rest, broken]
+    (tmp_path / "history.jsonl").write_text("".join(lines))
+    assert read(tmp_path) == read(finished)
 
 
 def test_removing_a_run_leaves_other_files(splits, tmp_path):

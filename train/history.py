@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import jax
+
+# What every row has.
+ROW = {"step", "loss", "accuracy", "payload_up_bytes", "payload_down_bytes"}
 
 
 class History:
@@ -23,7 +27,14 @@ class History:
         # A run that starts at 0 evaluates at 0 again.
         self.rows = [r for r in read(folder) if r["step"] <= upto and upto > 0]
         if jax.process_index() == 0:
-            self._path.write_text("".join(_line(row) for row in self.rows))
+            # Another process may be reading it: it sees all of it or all of the old.
+            unfinished = self._path.with_suffix(".unfinished")
+            unfinished.write_text("".join(_line(row) for row in self.rows))
+            os.replace(unfinished, self._path)
+
+    def reaches(self, step: int) -> bool:
+        """Whether the last row is of this step."""
+        return bool(self.rows) and self.rows[-1]["step"] == step
 
     def add(self, row: dict[str, Any]) -> None:
         """Appends one row; it has a ``step``."""
@@ -34,15 +45,20 @@ class History:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's history; a line cut short by an interrupt is left out."""
+    """The rows of a run's history; a line that is cut short or damaged is left out."""
     path = folder / "history.jsonl"
     if not path.exists():
         return []
-    return [
-        json.loads(line)
-        for line in path.read_text().splitlines(keepends=True)
-        if line.endswith("\n")
-    ]
+    rows = [_row(line) for line in path.read_text(errors="replace").split("\n")]
+    return [row for row in rows if row is not None]
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and ROW <= row.keys() else None
 
 
 def _line(row: dict[str, Any]) -> str:

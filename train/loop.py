@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -81,14 +80,16 @@ def run(
         folder, workers, identity, keep=config.checkpoints_kept, say=log.say
     )
     start = checkpoints.latest_step or 0
-    if start == config.steps and (folder / "summary.json").exists():
-        log.say(f"{method}: finished before, see {folder}; --fresh trains it again")
-        return json.loads((folder / "summary.json").read_text())
+    history = History(folder, upto=start)
+    if history.reaches(config.steps):
+        summary = report.read_json(folder / "summary.json")
+        if isinstance(summary, dict) and summary.get("method") == method:
+            log.say(f"{method}: finished before, see {folder}; --fresh trains it again")
+            return summary
     if start:
         shared, local, progress = checkpoints.restore(shared, local)
         ledger.restart(progress)
         log.say(f"{method}: goes on after step {start} of {config.steps}, see {folder}")
-    history = History(folder, upto=start)
 
     # --- Train ---------------------------------------------------------------------
     def test(step: int, train_loss: float | None) -> str:
@@ -143,6 +144,8 @@ def run(
             if stop:
                 checkpoints.close()
                 raise Stopped(f"{method}: stopped after step {step}, saved in {folder}")
+        if not history.reaches(config.steps):  # it has been damaged
+            show(config.steps, test(config.steps, None))
     checkpoints.close()
 
     # --- Summarise -----------------------------------------------------------------

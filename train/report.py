@@ -19,6 +19,14 @@ def write_json(path: Path, content: Any) -> None:
     os.replace(unfinished, path)
 
 
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; None where there is none, or it is damaged."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def table(summaries: Sequence[dict[str, Any]]) -> Table:
     """One row for each method; bytes are those of one worker."""
     out = Table(
