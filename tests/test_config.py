@@ -190,6 +190,7 @@ def test_a_model_that_cannot_be_made_shows_its_settings(override):
 
 @pytest.mark.parametrize("name", ["common.py:topk", "methods.py"])
 def test_what_setups_are_made_from_is_no_setup(name):
-    match = "is no setup. Setups here: cifar10.py, digits.py, fashion_mnist.py, mnist.py"
-    with pytest.raises(SetupError, match=match):
+    with pytest.raises(
+        SetupError, match="is no setup. Setups here: cifar10.py, digits"
+    ):
         parse(config_flag(name))
