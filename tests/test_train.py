@@ -226,7 +226,7 @@ def test_parameters_that_would_differ_are_found_before_training(
 def test_an_unwritable_run_folder_is_found_before_training(tmp_path):
     (tmp_path / "runs").write_text("a file where a folder is wanted")
     with pytest.raises(SetupError, match="cannot be written.*--workdir"):
-        main.make_folder(tmp_path / "runs" / "topk", fresh=False)
+        main.make_folder(tmp_path / "runs" / "topk")
 
 
 def test_too_few_devices_say_what_to_do():
