@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from . import tree
-from .arguments import check_positive_int
+from .arguments import check_axis_name, check_positive_int
 from .base import PyTree, WorkerLocal
 
 
@@ -69,6 +69,7 @@ def local_leaves(
       >>> local[0], local[1][0].residual.value
       (False, True)
     """
+    check_axis_name("local_leaves(axis_name=...)", axis_name)
     if not isinstance(axis_name, str):
         raise TypeError(
             "`local_leaves(axis_name=...)` must be one name: vmap maps one axis. Got "

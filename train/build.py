@@ -49,8 +49,17 @@ def task(config: ConfigDict) -> Task:
             return built.init(key, batch)
 
     with _names_model(config):
+        _check_sizes(settings)
         built = classification(model(**settings), max_value=config.data.max_value)
     return built._replace(init=init)
+
+
+def _check_sizes(settings: dict) -> None:
+    """Some versions of Flax make models of no size without a word."""
+    for key, value in settings.items():
+        for size in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(size, int) and size < 1:
+                raise ValueError(f"{key}={value} must be at least 1")
 
 
 def optimizer(config: ConfigDict, method: str) -> optax.GradientTransformation:
