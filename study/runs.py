@@ -127,7 +127,8 @@ class Runs:
 
         def watch(step: int, state: Any) -> None:
             if step % 100 == 0:
-                curve.append([step, simulation.test(simulation.worker_zero(state))[1]])
+                now = simulation.worker_zero(state)
+                curve.append([step, simulation.test(now, most=2000)[1]])
 
         outcome = simulation.run(run.seed, watch)
         series = {name: float(np.mean(v)) for name, v in outcome.metrics.items()}
@@ -171,7 +172,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--densities", type=float, nargs="+", default=[0.01, 0.001])
 
 

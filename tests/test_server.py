@@ -103,6 +103,8 @@ def simulated(grads, k=K, places=N, most=N, residual=True, down=lambda v: v):
         comes = np.zeros(n, bool)
         for w in range(workers):
             candidates = np.flatnonzero(touched & (owner == w))
+            if len(candidates) > most:  # what is held competes too
+                candidates = np.flatnonzero((touched | (total != 0)) & (owner == w))
             comes[candidates[by_importance(total[candidates])][:most]] = True
         mean = np.where(comes, down(total), 0)
         held = (total - mean) * residual
@@ -197,7 +199,24 @@ def test_the_least_important_of_an_overflow_stay_left_and_are_counted():
     np.testing.assert_array_equal((x - left)[0].sum(0), workers * mean[0])
 
 
-def test_what_the_limit_holds_back_comes_down_when_touched_again():
+def test_what_the_limit_holds_back_comes_down_when_it_is_among_the_largest():
+    workers = 2
+    mine = np.flatnonzero(owners(workers) == 1)[:5]
+    g = np.zeros((2, workers, N), np.float32)
+    g[0][:, mine[:4]] = [8, 6, 5, 2]
+    g[1][:, mine[[0, 1, 4]]] = [1, 1.5, 3]
+    mean, _, held, _ = over(
+        g,
+        limit=1.0,
+        selection=js.threshold(0.5, max_density=0.04),
+        slack=9.0,
+        ladder=False,
+    )
+    assert mean[:, mine].tolist() == [[8, 6, 0, 0, 0], [0, 0, 5, 0, 3]]
+    assert held[:, mine].tolist() == [[0, 0, 5, 2, 0], [1, 1.5, 0, 2, 0]]
+
+
+def test_where_the_limit_does_not_bind_what_is_held_comes_down_when_touched():
     workers = 2
     mine = np.flatnonzero(owners(workers) == 1)[:4]
     g = np.zeros((3, workers, N), np.float32)

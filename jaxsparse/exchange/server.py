@@ -51,12 +51,13 @@ def server(
     """Exchanges by owners: k entries up, only their union down.
 
     Args:
-      limit: at most ``limit * k`` entries come down, the largest of the union; None
-        for no limit. It tells between 1 and the number of workers.
+      limit: at most ``limit * k`` entries come down, the largest of the union and of
+        what was held back; None for no limit. It tells between 1 and the number of
+        workers.
       ladder: agree on the largest union by one scalar and send the smallest message
         that holds it; without, always one for the largest possible union.
       residual: the server holds back what it did not send down, by limit or codec,
-        until the entry is touched again. Without, that is lost.
+        until it is among the largest or touched again. Without, that is lost.
       slack: capacity of an uplink part beyond ``k / N`` entries, in standard
         deviations. What overflows stays in ``left``, the least important first, and is
         counted.

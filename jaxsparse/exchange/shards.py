@@ -95,7 +95,10 @@ def add_up(
 
 
 def largest(shard: Array, touched: Array, most: int) -> Array:
-    """The touched rows, at most so many, the largest if there are more.
+    """The touched rows; if they are more than that, the largest of all rows.
+
+    What was held back earlier competes then, touched or not. Otherwise it waits, for
+    most of it is what rounding left.
 
     Returns:
       int32[most]; the length of the shard in empty places, which come last.
@@ -103,7 +106,7 @@ def largest(shard: Array, touched: Array, most: int) -> Array:
     size = shard.shape[0]
 
     def by_size():
-        scores = jnp.where(touched, jnp.abs(shard), -1.0)
+        scores = jnp.where(touched | (shard != 0), jnp.abs(shard), -1.0)
         values, at = lax.top_k(scores, most)
         return jnp.where(values < 0, size, at).astype(jnp.int32)
 

@@ -3,6 +3,8 @@
 from flax import linen as nn
 from jax import Array
 
+from train.models.patches import halve, small_conv
+
 
 class ConvNet(nn.Module):
     """Convolutions at full size, then halved, then classified."""
@@ -16,8 +18,8 @@ class ConvNet(nn.Module):
         """Logits of a batch of images."""
         del train  # nothing here behaves differently in training
         for features in self.channels:
-            x_BHWC = nn.relu(nn.Conv(features, (3, 3))(x_BHWC))
-        x_BHWC = nn.max_pool(x_BHWC, (2, 2), strides=(2, 2))
+            x_BHWC = nn.relu(small_conv(features, 3)(x_BHWC))
+        x_BHWC = halve(x_BHWC)
         x_BF = x_BHWC.reshape(x_BHWC.shape[0], -1)
         x_BF = nn.relu(nn.Dense(self.hidden)(x_BF))
         return nn.Dense(self.num_classes)(x_BF)

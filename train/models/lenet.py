@@ -7,6 +7,8 @@ Recognition", 1998.
 from flax import linen as nn
 from jax import Array
 
+from train.models.patches import halve, small_conv
+
 
 class LeNet(nn.Module):
     """Two 5 x 5 convolutions, each halved, and three dense layers."""
@@ -18,8 +20,7 @@ class LeNet(nn.Module):
         """Logits of a batch of images."""
         del train  # nothing here behaves differently in training
         for features, padding in ((6, "SAME"), (16, "VALID")):
-            x_BHWC = nn.relu(nn.Conv(features, (5, 5), padding=padding)(x_BHWC))
-            x_BHWC = nn.max_pool(x_BHWC, (2, 2), strides=(2, 2))
+            x_BHWC = halve(nn.relu(small_conv(features, 5, padding)(x_BHWC)))
         x_BF = x_BHWC.reshape(x_BHWC.shape[0], -1)
         for width in (120, 84):
             x_BF = nn.relu(nn.Dense(width)(x_BF))
