@@ -8,6 +8,7 @@ import jax
 import pytest
 
 import jaxsparse as js
+from jaxsparse.exchange.server import capacities, down_capacity
 
 ROOT = Path(__file__).parent.parent
 METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
@@ -73,7 +74,8 @@ def payloads():
         return js.sparse(selection, exchange, axis_name="w", num_workers=8)
 
     top_k = js.top_k(1e-3)
-    least, most = {"ladder": 0}, {"ladder": 9}
+    rungs = capacities(125, down_capacity(1000, 1_000_000, 8, 1.0, None))
+    least, most = {"ladder": 0}, {"ladder": len(rungs) - 1}
     cases = {
         "dense": (js.dense(axis_name="w"), {}),
         "all_gather": (sparse(top_k), {}),

@@ -314,10 +314,10 @@ def ladder(workers, n=N, k=K, slack=1.0):
     return capacities(math.ceil(k / workers), down_capacity(k, n, workers, slack, None))
 
 
-def test_rungs_rise_by_a_quarter_up_to_the_largest_union():
+def test_rungs_rise_by_a_tenth_up_to_the_largest_union():
     rungs = capacities(100, 800)
-    assert rungs[-1] == 800 and rungs[0] <= 125
-    assert all(a < b <= math.ceil(1.25 * a) for a, b in zip(rungs, rungs[1:]))  # noqa: B905
+    assert rungs[-1] == 800 and rungs[0] <= 110
+    assert all(a < b <= math.ceil(1.1 * a) for a, b in zip(rungs, rungs[1:]))  # noqa: B905
     assert capacities(1, 1) == [1]
 
 

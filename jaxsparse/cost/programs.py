@@ -75,7 +75,7 @@ def server(
 
     >>> step = server(8, 1000, 4000, 1_000_000)
     >>> step.link, [transfer.link for transfer in step.transfers]
-    (16079, [3360, 7, 12712])
+    (16163, [3360, 7, 12796])
     """
     check("server", num_workers, k, n, union)
     rows = ownership.rows(n, num_workers)

@@ -110,7 +110,7 @@ def server_wins_up_to(
       ValueError: an argument out of its range.
 
     >>> [server_wins_up_to(N, 1000, 1_000_000) for N in (2, 3, 4, 8, 16)]
-    [0, 1550, 2595, 6637, 13727]
+    [0, 1889, 2775, 6863, 15656]
     """
     least, most = (math.ceil(bound) for bound in union_bounds(num_workers, k, n))
     without = cost(other(num_workers, k, n))

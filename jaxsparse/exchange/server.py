@@ -30,7 +30,7 @@ from . import collectives, ownership, shards
 from .tally import from_counts
 
 # One rung of the ladder holds so many times what the one below holds.
-STEP = 1.25
+STEP = 1.1
 
 
 class ServerState(NamedTuple):
@@ -134,17 +134,24 @@ def server(
         )
         listed = shards.largest(shard, tally.hits > 0, most)
 
+        listed = lax.sort(listed, is_stable=False)
+        values = shard.at[listed].get(mode="fill", fill_value=0)
+
         def down(capacity: int):
-            def run(shard, listed, counts):
-                message, at, sent = codec_lib.encode(
-                    shard, listed[:capacity], downlink or codec, header=counts
+            """Sends the first so many; what comes back has the size of the largest."""
+
+            def run(listed, values, counts):
+                message, sent = codec_lib.write(
+                    listed[:capacity],
+                    values[:capacity],
+                    size,
+                    downlink or codec,
+                    header=counts,
                 )
                 messages = collectives.gather(message, axis_name)
-                held = shard.at[at].add(-sent, mode="drop")
-                mean, totals = shards.join(
-                    messages, n, size, capacity, workers, downlink or codec
+                return shards.read(
+                    messages, sent, size, capacity, most, downlink or codec
                 )
-                return mean, held, totals
 
             return run
 
@@ -155,13 +162,15 @@ def server(
             used = collectives.maximum(jnp.sum(listed < size), axis_name)
             rung = jnp.sum(used > jnp.array(rungs[:-1]), dtype=jnp.int32)
         with jax.named_scope("ladder"):
-            mean, held, totals = lax.switch(
+            sent_down, received_down = lax.switch(
                 rung,
                 [down(capacity) for capacity in rungs],
-                shard,
                 listed,
+                values,
                 tally.counts(),
             )
+        held = shard.at[listed].add(-sent_down, mode="drop")
+        mean, totals = shards.join(received_down, n, size)
         if not residual:
             held = jnp.zeros_like(held)
         metrics = from_counts(totals, workers, sent, rung)
@@ -190,12 +199,12 @@ def down_capacity(
 
 
 def capacities(least: int, most: int) -> list[int]:
-    """Rungs of the ladder: a quarter more each, from about ``least`` up to ``most``.
+    """Rungs of the ladder: a tenth more each, from about ``least`` up to ``most``.
 
     >>> capacities(50, 100)
-    [52, 64, 80, 100]
+    [50, 54, 59, 64, 70, 76, 83, 91, 100]
     """
     rungs = [most]
-    while (below := math.ceil(rungs[0] / STEP)) >= least and below < rungs[0]:
+    while (below := min(math.ceil(rungs[0] / STEP), rungs[0] - 1)) >= max(least, 1):
         rungs.insert(0, below)
     return rungs

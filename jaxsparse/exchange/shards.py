@@ -117,21 +117,37 @@ def largest(shard: Array, touched: Array, most: int) -> Array:
     )
 
 
+def read(
+    messages: Array, sent: Array, size: int, places: int, most: int, codec: Codec
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    """Decodes the messages of all owners into arrays of one size for all ``places``.
+
+    Args:
+      messages: uint32[N, words].
+      sent: float32[places], this owner's values as the others read them.
+      size: rows of a shard.
+      places: in a message.
+      most: what is returned is filled up to so many places.
+      codec: how values are written.
+
+    Returns:
+      * ``sent``, float32[most];
+      * headers, rows and values: uint32[N, COUNTS], int32[N, most], float32[N, most].
+    """
+    header, row, values = jax.vmap(
+        lambda message: codec_lib.decode(message, size, places, codec, header=COUNTS)
+    )(messages)
+    extra = (0, most - places)
+    row = jnp.pad(row, ((0, 0), extra), constant_values=size)
+    return jnp.pad(sent, extra), (header, row, jnp.pad(values, ((0, 0), extra)))
+
+
 def join(
-    messages: Array, n: int, size: int, places: int, num_workers: int, codec: Codec
+    received: tuple[Array, Array, Array], n: int, size: int
 ) -> tuple[Array, Array]:
-    """The mean, from the messages of all owners, and the sum of their counts."""
-
-    def place(carry, numbered):
-        mean, totals = carry
-        worker, message = numbered
-        header, row, values = codec_lib.decode(
-            message, size, places, codec, header=COUNTS
-        )
-        at = jnp.where(row < size, ownership.index(row, worker, num_workers), n)
-        return (mean.at[at].set(values, mode="drop"), totals + header), None
-
-    start = (jnp.zeros(n, jnp.float32), jnp.zeros(COUNTS, jnp.uint32))
-    workers = jnp.arange(num_workers, dtype=jnp.int32)
-    (mean, totals), _ = lax.scan(place, start, (workers, messages))
-    return mean, totals
+    """The mean from what `read` returned of all owners, and the sum of their counts."""
+    header, row, values = received
+    workers = jnp.arange(row.shape[0], dtype=jnp.int32)[:, None]
+    at = jnp.where(row < size, ownership.index(row, workers, row.shape[0]), n)
+    mean = jnp.zeros(n, jnp.float32).at[at].set(values, mode="drop")
+    return mean, jnp.sum(header, axis=0, dtype=jnp.uint32)
