@@ -16,6 +16,7 @@ cross the network.
 
 from . import codec as codec
 from . import cost as cost
+from . import lgc as lgc
 from .aliases import clip_by_local_norm as clip_by_local_norm
 from .aliases import dgc as dgc
 from .aliases import ef_sign_sgd as ef_sign_sgd
@@ -32,6 +33,7 @@ from .exchange import server as server
 from .exchange import shared_support as shared_support
 from .exchange.collectives import vary as vary
 from .labels import label_leaves as label_leaves
+from .lgc.server import lgc_server as lgc_server
 from .memory import error_feedback as error_feedback
 from .memory import momentum_correction as momentum_correction
 from .memory import stateless as stateless

@@ -125,6 +125,12 @@ def total(x: Array, axis_name: AxisName) -> Array:
     return lax.psum(x, axis_name)
 
 
+def broadcast(words: Array, root: Array, axis_name: AxisName) -> Array:
+    """The root's words on all workers: a sum in which the others are zeros."""
+    mine = worker(axis_name) == root
+    return total(jnp.where(mine, words, jnp.zeros_like(words)), axis_name)
+
+
 def maximum(x: Array, axis_name: AxisName) -> Array:
     """The largest over the workers, on all of them."""
     return lax.pmax(x, axis_name)
