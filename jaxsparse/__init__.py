@@ -33,6 +33,7 @@ from .exchange import server as server
 from .exchange import shared_support as shared_support
 from .exchange.collectives import vary as vary
 from .labels import label_leaves as label_leaves
+from .lgc.ring import lgc_ring as lgc_ring
 from .lgc.server import lgc_server as lgc_server
 from .memory import error_feedback as error_feedback
 from .memory import momentum_correction as momentum_correction

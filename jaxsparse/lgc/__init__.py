@@ -10,5 +10,6 @@ from .order import Order as Order
 from .order import coordinate as coordinate
 from .order import flipped as flipped
 from .order import signed as signed
+from .ring import lgc_ring as lgc_ring
 from .server import lgc_server as lgc_server
 from .training import Training as Training
