@@ -10,9 +10,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from study import message, seeds, selection
+from study import limit, message, repeats, seeds, selection, server, time
 
-STUDIES = {"seeds": seeds, "message": message, "selection": selection}
+STUDIES = {
+    "seeds": seeds,
+    "message": message,
+    "repeats": repeats,
+    "selection": selection,
+    "limit": limit,
+    "server": server,
+    "time": time,
+}
 
 
 def main() -> None:

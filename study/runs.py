@@ -1,8 +1,7 @@
 """Cached runs of the thesis' studies: a variant, a density, workers, a seed.
 
-A variant is a name with settings, as ``ema:weight=64,decay=0.9``. Every finished run is
-a file, so a study that was interrupted goes on, and two studies share what they have in
-common.
+Every finished run is a file, so a study that was interrupted goes on, and two studies
+share what they have in common.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import jaxsparse as js
-from study.simulation import AXIS, Setting, Simulation
+from study.simulation import Setting, Simulation
+from study.variants import exchange_of
 from train import data
 from train.models.convnet import ConvNet
 from train.models.lenet import LeNet
@@ -46,55 +45,6 @@ class Run(NamedTuple):
         return f"{self.workers}-{self.density:g}-{self.variant}-{self.seed}.json"
 
 
-def priority(name: str, settings: dict[str, Any], workers: int) -> js.Priority | None:
-    """The priority of a variant."""
-    if name in ("topk", "leader"):
-        return None
-    if name == "regtopk":
-        return js.reg_top_k(**settings, num_workers=workers)
-    kinds = {"ema": js.ema, "frequency": js.frequency, "penalty": js.penalty}
-    return kinds[name](**settings)
-
-
-def parse(variant: str) -> tuple[str, dict[str, Any]]:
-    """``ema:weight=64,of=support`` as a name and its settings.
-
-    >>> parse("ema:weight=64,of=support")
-    ('ema', {'weight': 64.0, 'of': 'support'})
-    """
-    name, _, rest = variant.partition(":")
-    settings: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
-        key, value = item.split("=")
-        settings[key] = value if key == "of" else float(value)
-    if "window" in settings:
-        settings["window"] = int(settings["window"])
-    if "local" in settings:
-        settings["local"] = bool(settings["local"])
-    return name, settings
-
-
-def exchange_of(run: Run, momentum: float) -> Any:
-    """The transformation of a run: DGC's memory around the variant."""
-    name, settings = parse(run.variant)
-    if name == "dense":
-        return js.momentum_correction(js.dense(axis_name=AXIS), momentum)
-    limit = settings.pop("limit", None)
-    held = bool(settings.pop("residual", 1.0))
-    exploration = settings.pop("exploration", 0.0)
-    if name == "leader":
-        way = js.shared_support()
-    elif limit is not None:
-        way = js.server(limit=limit, residual=held, ladder=False, slack=4.0)
-    else:
-        way = js.all_gather()  # its mean is the server's, its tally is the union
-    selection = js.top_k(
-        run.density, priority(name, settings, run.workers), exploration=exploration
-    )
-    reducer = js.sparse(selection, way, axis_name=AXIS, num_workers=run.workers)
-    return js.momentum_correction(reducer, momentum)
-
-
 class Runs:
     """Runs of one data set and setting, kept in a folder."""
 
@@ -119,7 +69,9 @@ class Runs:
             self._simulations.clear()  # one program at a time
             self._simulations[key] = Simulation(
                 self.task,
-                exchange_of(run, self.setting.momentum),
+                exchange_of(
+                    run.variant, run.density, run.workers, self.setting.momentum
+                ),
                 self.splits,
                 self.setting._replace(workers=run.workers),
             )

@@ -14,10 +14,10 @@ import json
 import statistics
 from typing import Any
 
-import jaxsparse as js
-from study import runs
+from study import plots, runs
 from study.results import markdown, publish
 from study.runs import Run
+from study.variants import moved, sent_down
 
 VARIANTS = [
     "topk",
@@ -70,24 +70,12 @@ def run(arguments: argparse.Namespace) -> None:
     publish("selection", title + text, arguments.workdir, write=arguments.write)
 
 
-def moved(figures: dict[str, Any], n: int) -> dict[str, float]:
-    """Bytes up and down of a mean step, by the cost model of the exchange."""
-    workers, k = figures["workers"], round(figures["selected"])
-    if figures["variant"] == "dense":
-        step = js.cost.dense(workers, n)
-    elif figures["variant"] == "leader":
-        step = js.cost.shared_support(workers, k, n)
-    else:
-        step = js.cost.server(workers, k, max(figures["aggregated"], k), n)
-    return {"up": step.up, "down": step.down}
-
-
 def table(found: list[dict[str, Any]], workers: int) -> str:
     """One table for a number of workers."""
     mine = [f for f in found if f["workers"] == workers]
     dense = next(f["accuracy"] for f in mine if f["variant"] == "dense")
-    header = ["variant", "density", "u/k", "overlap of pairs", "captured"]
-    header += ["accuracy", "deviation", "against dense", "up + down"]
+    header = ["variant", "density", "u/k", "down/k", "overlap of pairs", "captured"]
+    header += ["accuracy", "deviation", "against dense", "up", "down", "up + down"]
     rows = []
     for f in mine:
         sparse = f["variant"] != "dense"
@@ -97,11 +85,14 @@ def table(found: list[dict[str, Any]], workers: int) -> str:
                 f["variant"],
                 f"{f['density']:.2%}",
                 f"{f['aggregated'] / f['selected']:.2f}" if sparse else "",
+                f"{sent_down(f) / f['selected']:.2f}" if sparse else "",
                 f"{f['jaccard']:.3f}" if sparse else "",
                 f"{f['captured']:.3f}" if sparse else "",
                 f"{f['accuracy']:.2%}",
                 f"{100 * deviation:.2f}",
                 f"{100 * (f['accuracy'] - dense):+.2f}",
+                f"{f['up']:,.0f}",
+                f"{f['down']:,.0f}",
                 f"{f['up'] + f['down']:,.0f}",
             ]
         )
@@ -110,33 +101,27 @@ def table(found: list[dict[str, Any]], workers: int) -> str:
 
 def picture(path, found: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Accuracy against bytes: plain top-k a line with its band, variants points."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5 * len(arguments.workers), 5), layout="constrained")
-    axes = figure.subplots(1, len(arguments.workers), squeeze=False, sharey=True)[0]
+    figure, axes = plots.panels(len(arguments.workers))
     for ax, workers in zip(axes, arguments.workers, strict=True):
         mine = [f for f in found if f["workers"] == workers]
-        plain = sorted(
-            (f for f in mine if f["variant"] == "topk"), key=lambda f: f["density"]
-        )
-        bytes_ = [f["up"] + f["down"] for f in plain]
-        low, high = ([choose(f["accuracies"]) for f in plain] for choose in (min, max))
-        ax.plot(bytes_, [f["accuracy"] for f in plain], "k.-", label="top-k, densities")
-        ax.fill_between(bytes_, low, high, color="k", alpha=0.12, lw=0)
+        plain = [f for f in mine if f["variant"] == "topk"]
+        plain.sort(key=lambda f: f["density"])
+        samples = [f["accuracies"] for f in plain]
+        label = f"top-k, {plain[0]['density']:.2%} to {plain[-1]['density']:.2%}"
+        plots.band(ax, total(plain), samples, label, color="k", marker=".")
         for i, variant in enumerate(v for v in arguments.variants if v != "topk"):
-            points = [f for f in mine if f["variant"] == variant]
-            xs = [f["up"] + f["down"] for f in points]
-            ys = [f["accuracy"] for f in points]
-            spread = [
-                [y - min(f["accuracies"]) for y, f in zip(ys, points, strict=True)],
-                [max(f["accuracies"]) - y for y, f in zip(ys, points, strict=True)],
-            ]
-            ax.errorbar(xs, ys, spread, fmt="osD^v<>p*h"[i % 10], ms=5, label=variant)
+            group = [f for f in mine if f["variant"] == variant]
+            samples = [f["accuracies"] for f in group]
+            mark = plots.MARKS[i % len(plots.MARKS)]
+            plots.points(ax, total(group), samples, variant, marker=mark)
         dense = next(f["accuracy"] for f in mine if f["variant"] == "dense")
         ax.axhline(dense, color="k", ls=":", label="dense")
-        ax.set(xscale="log", xlabel="bytes up + down of one worker and step")
+        ax.set(xscale="log", xlabel="payload up + down (bytes per worker and step)")
         ax.set_title(f"{arguments.data}, {workers} workers, {arguments.steps} steps")
-        ax.grid(alpha=0.3)
-    axes[0].set_ylabel("test accuracy (seeds: mean, lowest, highest)")
-    axes[0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    axes[0].set_ylabel("test accuracy (mean, lowest, highest of the seeds)")
+    plots.finish(figure, axes, path)
+
+
+def total(found: list[dict[str, Any]]) -> list[float]:
+    """Bytes up and down of each run."""
+    return [f["up"] + f["down"] for f in found]

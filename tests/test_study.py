@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxsparse as js
-from study import results, runs, seeds, selection
+from study import results, runs, seeds, selection, variants
 from study.simulation import Setting
 
 
@@ -51,23 +51,23 @@ def test_mean_over_seeds_against_dense():
 
 @pytest.mark.parametrize("variant", [*selection.VARIANTS, "dense", "regtopk:mu=0.5"])
 def test_every_variant_makes_a_transformation(variant):
-    run = runs.Run(variant, 0.01, 4, 0)
-    state = runs.exchange_of(run, 0.9).init({"w": jnp.zeros(300)})
+    exchange = variants.exchange_of(variant, 0.01, 4, 0.9)
+    state = exchange.init({"w": jnp.zeros(300)})
     assert state.velocity.value["w"].shape == (300,)
 
 
 def test_bytes_of_a_variant_are_those_of_its_exchange():
     figures = {"workers": 8, "selected": 100.0, "aggregated": 400.0, "variant": "ema"}
     step = js.cost.server(8, 100, 400, 10_000)
-    assert selection.moved(figures, 10_000) == {"up": step.up, "down": step.down}
-    led = selection.moved({**figures, "variant": "leader"}, 10_000)
+    assert variants.moved(figures, 10_000) == {"up": step.up, "down": step.down}
+    led = variants.moved({**figures, "variant": "leader"}, 10_000)
     assert led["up"] == js.cost.shared_support(8, 100, 10_000).up
 
 
 def test_a_run_is_trained_once_and_kept(tmp_path):
     """Two workers, a few steps: the second call reads the file."""
     data_dir = str(tmp_path / "data")
-    kept = runs.Runs(tmp_path, "digits", Setting(steps=4, batch_size=2), data_dir)
+    kept = runs.Runs(tmp_path, "digits", Setting(steps=4, examples=4), data_dir)
     run = runs.Run("topk", 0.01, 2, 0)
     first = kept.get(run)
     file = next((tmp_path / "digits-4").iterdir())

@@ -1,0 +1,54 @@
+"""Figures of the studies: axes with units, seeds as bands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+MARKS = "osD^v<>p*hXd"
+
+
+def panels(columns: int, *, sharey: bool = True) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of so many panels side by side."""
+    figure = Figure(figsize=(6.5 * columns, 4.8), layout="constrained")
+    return figure, figure.subplots(1, columns, squeeze=False, sharey=sharey)[0]
+
+
+def band(
+    ax: Axes,
+    xs: Sequence[float],
+    samples: Sequence[Sequence[float]],
+    label: str,
+    **style: Any,
+) -> None:
+    """A line through the samples' means, a band from the lowest to the highest."""
+    means = [sum(sample) / len(sample) for sample in samples]
+    (line,) = ax.plot(xs, means, label=label, **style)
+    low, high = ([choose(sample) for sample in samples] for choose in (min, max))
+    ax.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, lw=0)
+
+
+def points(
+    ax: Axes,
+    xs: Sequence[float],
+    samples: Sequence[Sequence[float]],
+    label: str,
+    **style: Any,
+) -> None:
+    """The means of the samples as points, bars from the lowest to the highest."""
+    means = [sum(sample) / len(sample) for sample in samples]
+    below = [m - min(sample) for m, sample in zip(means, samples, strict=True)]
+    above = [max(sample) - m for m, sample in zip(means, samples, strict=True)]
+    ax.errorbar(xs, means, [below, above], label=label, ls="", ms=5, **style)
+
+
+def finish(figure: Figure, axes: Sequence[Axes], path: Path) -> None:
+    """Grids, a legend, and the file."""
+    for ax in axes:
+        ax.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,87 @@
+"""Variants of the server's studies: a name with settings, ``ema:weight=64,decay=0.9``.
+
+``topk``, ``frequency``, ``ema``, ``penalty`` and ``regtopk`` choose, with the settings
+of the library's priorities and `js.top_k`'s ``exploration``; ``limit`` and ``residual``
+are those of `js.server`. ``leader`` is the leader's choice, ``dense`` sends everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jaxsparse as js
+from study.simulation import AXIS
+
+
+def priority(name: str, settings: dict[str, Any], workers: int) -> js.Priority | None:
+    """The priority of a variant."""
+    if name in ("topk", "leader"):
+        return None
+    if name == "regtopk":
+        return js.reg_top_k(**settings, num_workers=workers)
+    kinds = {"ema": js.ema, "frequency": js.frequency, "penalty": js.penalty}
+    return kinds[name](**settings)
+
+
+def parse(variant: str) -> tuple[str, dict[str, Any]]:
+    """``ema:weight=64,of=support`` as a name and its settings.
+
+    >>> parse("ema:weight=64,of=support")
+    ('ema', {'weight': 64.0, 'of': 'support'})
+    """
+    name, _, rest = variant.partition(":")
+    settings: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        key, value = item.split("=")
+        settings[key] = value if key == "of" else float(value)
+    if "window" in settings:
+        settings["window"] = int(settings["window"])
+    if "local" in settings:
+        settings["local"] = bool(settings["local"])
+    return name, settings
+
+
+def exchange_of(variant: str, density: float, workers: int, momentum: float) -> Any:
+    """The transformation of a variant: DGC's memory around its reducer."""
+    name, settings = parse(variant)
+    if name == "dense":
+        return js.momentum_correction(js.dense(axis_name=AXIS), momentum)
+    limit = settings.pop("limit", None)
+    held = bool(settings.pop("residual", 1.0))
+    exploration = settings.pop("exploration", 0.0)
+    if name == "leader":
+        way = js.shared_support()
+    elif limit is not None:
+        way = js.server(limit=limit, residual=held, ladder=False, slack=4.0)
+    else:
+        way = js.all_gather()  # its mean is the server's, its tally is the union
+    selection = js.top_k(
+        density, priority(name, settings, workers), exploration=exploration
+    )
+    reducer = js.sparse(selection, way, axis_name=AXIS, num_workers=workers)
+    return js.momentum_correction(reducer, momentum)
+
+
+def sent_down(figures: dict[str, Any]) -> float:
+    """Entries that come down in a mean step: the union, or what a limit lets pass."""
+    limit = parse(figures["variant"])[1].get("limit")
+    union: float = max(figures["aggregated"], figures["selected"])
+    return union if limit is None else min(union, limit * figures["selected"])
+
+
+def moved_step(figures: dict[str, Any], n: int) -> js.cost.Step:
+    """A mean step, by the cost model of the variant's exchange."""
+    workers, k = figures["workers"], round(figures["selected"])
+    name, settings = parse(figures["variant"])
+    if name == "dense":
+        return js.cost.dense(workers, n)
+    if name == "leader":
+        return js.cost.shared_support(workers, k, n)
+    union = min(max(figures["aggregated"], k), workers * k)
+    return js.cost.server(workers, k, union, n, limit=settings.get("limit"))
+
+
+def moved(figures: dict[str, Any], n: int) -> dict[str, float]:
+    """Payload of one worker in a mean step, in bytes up and down."""
+    step = moved_step(figures, n)
+    return {"up": step.up, "down": step.down}
