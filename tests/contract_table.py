@@ -57,8 +57,7 @@ def index_words(k, n):
 def message(shapes, density, bits, *, scales=lambda k: 0, leaf=False, agreed=False):
     """Bytes of one sparse message: a header word, indices, values, scales."""
     n = size(shapes)
-    count = lambda n: min(n, math.ceil(round(density * n, 9)))  # noqa: E731
-    k = sum(count(math.prod(s)) for s in shapes) if leaf else count(n)
+    k = sum(count(density, math.prod(s)) for s in shapes) if leaf else count(density, n)
     indices = 0 if agreed else index_words(k, n)
     return 4 * (1 + indices + ceil_words(k * bits) + scales(k))
 
@@ -130,6 +129,80 @@ def shared_traffic(density):
         ]
 
     return traffic
+
+
+def count(density, n):
+    return min(n, math.ceil(round(density * n, 9)))
+
+
+def lgc_server_traffic(density, innovation, latent_words, *, order=None, bits=32):
+    """The leader's message, all-reduced, and the innovations, all-gathered.
+
+    Two words of header, the support with its signs, the latent; entries as in any
+    sparse message, without a header.
+    """
+
+    def traffic(shapes, N):
+        n = size(shapes)
+        k = count(density, n)
+        m = count(innovation, k)
+        support = index_words(k, n) + ceil_words(k)
+        if order == "signed":
+            support = ceil_words(k * n.bit_length())
+        leader = 2 + support + latent_words(k)
+        return [
+            ("all-gather", "uint32", 4 * (index_words(m, n) + ceil_words(m * bits))),
+            ("all-reduce", "uint32", 4 * leader),
+        ]
+
+    return traffic
+
+
+def contribution(density, shapes, N):
+    """Bytes that a worker says of its share of the support, and the size of all."""
+    n = size(shapes)
+    share = math.ceil(count(density, n) / N)
+    return 4 * (1 + index_words(share, n) + ceil_words(share)), share * N
+
+
+def lgc_ring_traffic(density, latent, bits):
+    """Everyone's share of the support, the largest magnitude, the latents."""
+
+    def traffic(shapes, N):
+        said, k = contribution(density, shapes, N)
+        return [
+            ("all-gather", "uint32", said),
+            ("all-reduce", "float32", 4),
+            ("all-reduce", "uint32", 4 * ceil_words(latent(k) * bits)),
+        ]
+
+    return traffic
+
+
+def lgc_training_traffic(density):
+    """Everyone's share of the support, then everyone's float32 values there."""
+
+    def traffic(shapes, N):
+        said, k = contribution(density, shapes, N)
+        return [("all-gather", "uint32", said), ("all-gather", "uint32", 4 * k)]
+
+    return traffic
+
+
+def small(**kwargs):
+    """An autoencoder of two layers: a latent of 2 channels of about k / 4 entries."""
+    return js.lgc.convolutional((4, 4), 2, **kwargs)
+
+
+def small_latent(k):
+    halved = (max(k, 7) - 3) // 2 + 1
+    return 2 * ((halved - 3) // 2 + 1)
+
+
+def lgc(form, **kwargs):
+    """Latents from the first step on, and float32 values, unless said otherwise."""
+    given = {"stages": (0, 0), "gate": math.inf, "codec": js.codec.float32()}
+    return form(D, axis_name=AXIS, **(given | kwargs))
 
 
 def sparse(selection, codec=None, scope="global", exchange=None, workers=None):
@@ -314,6 +387,73 @@ ROWS = {
         exact=False,
         contraction=lambda shapes: 0.0,
     ),
+    "lgc_server": Row(
+        lambda N: lgc(
+            js.lgc_server,
+            code=js.lgc.identity(),
+            latent=js.codec.float32(),
+            innovation=0.5,
+        ),
+        lgc_server_traffic(D, 0.5, lambda k: k),
+        limit=lambda N: js.lgc_server(
+            1.0,
+            axis_name=AXIS,
+            stages=(0, 0),
+            gate=math.inf,
+            code=js.lgc.identity(),
+            innovation=1.0,
+            codec=js.codec.float32(),
+        ),
+        limit_tolerance=1e-6,
+        exact=False,
+        contraction=top_k_contraction(D),  # of a single worker
+        worker_order=False,
+    ),
+    "lgc_server_autoencoder": Row(
+        lambda N: lgc(js.lgc_server, code=small(), innovation=0.2),
+        # int8: four entries to a word, and a scale
+        lgc_server_traffic(D, 0.2, lambda k: -(-small_latent(k) // 4) + 1),
+        exact=False,
+        worker_order=False,
+        variant=True,
+    ),
+    "lgc_server_innovation_inside": Row(
+        lambda N: lgc(
+            js.lgc_server, preset="paper", code=small(innovation=True), innovation=0.3
+        ),
+        lgc_server_traffic(D, 0.3, small_latent, order="signed"),
+        exact=False,
+        worker_order=False,
+        variant=True,
+    ),
+    "lgc_server_leader_only": Row(
+        lambda N: lgc(js.lgc_server, code=js.lgc.mean(), innovation=0.0, replay=0.0),
+        lambda shapes, N: lgc_server_traffic(D, 0.0, lambda k: 2)(shapes, N)[1:],
+        exact=False,
+        worker_order=False,
+        variant=True,
+    ),
+    "lgc_ring": Row(
+        lambda N: lgc(js.lgc_ring, code=small(slope=1.0)),
+        lgc_ring_traffic(D, small_latent, 16),
+        limit=lambda N: js.lgc_ring(
+            1.0,
+            axis_name=AXIS,
+            stages=(0, 0),
+            gate=math.inf,
+            support="leader",
+            code=js.lgc.identity(),
+            latent_bits=32,
+        ),
+        limit_tolerance=1e-6,
+        exact=False,
+    ),
+    "lgc_ring_stages": Row(  # training, plain values for want of quality, latents
+        lambda N: lgc(js.lgc_ring, code=js.lgc.linear(4, 2), stages=(0, 1), gate=0.9),
+        lgc_training_traffic(D),
+        exact=False,
+        variant=True,
+    ),
     "phases": Row(
         lambda N: js.phases(
             [(1, js.dense(axis_name=AXIS)), (None, sparse(js.top_k(D)))]
@@ -364,6 +504,12 @@ TRANSFORMATIONS = {
     ),
     "shared_support": lambda N: js.error_feedback(
         sparse(js.top_k(D), exchange=js.shared_support())
+    ),
+    "lgc_server": lambda N: js.error_feedback(
+        lgc(js.lgc_server, code=small(), stages=(1, 2), gate=2.0)
+    ),
+    "lgc_ring": lambda N: js.error_feedback(
+        lgc(js.lgc_ring, code=small(slope=1.0), stages=(1, 2), gate=2.0)
     ),
 }
 
