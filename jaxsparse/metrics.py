@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .base import ExchangeMetrics, PyTree
+from .lgc.stages import LgcMetrics
 from .memory import ErrorFeedbackState, MomentumCorrectionState
 from .nonfinite import SkipNonfiniteState
 from .phases import PhasesState
@@ -26,6 +27,10 @@ class Metrics(NamedTuple):
     phase: Array  # int32; of `phases`
     rung: Array  # int32; of the capacity ladder
     skipped: Array  # int32; steps skipped by `skip_nonfinite` so far
+    nmse: Array  # float32; error of a learned code, when it was last measured
+    gate: Array  # int32; 1 where the step sent a learned code's latent
+    measured: Array  # int32; steps so far in which that error was measured
+    fallbacks: Array  # int32; steps so far without a latent where one was due
     residual_norm: Array  # float32; Euclidean norm of what this worker holds back
     captured: Array  # float32; share of this worker's energy that was sent, 0 to 1
 
@@ -37,7 +42,8 @@ def metrics(opt_state: PyTree) -> Metrics:
     costs nothing where it is not asked for. ``captured`` is ``s / (s + r)`` with s and
     r the squared norms of what was sent and what is held back; there is none without a
     memory. Several reducers in one state (under
-    ``optax.partition``) are added up; of their phases and rungs the largest is given.
+    ``optax.partition``) are added up; of their phases, rungs and errors the largest is
+    given, and of their gates the smallest.
 
     Args:
       opt_state: of any optax chain that contains the library's transformations.
@@ -58,6 +64,7 @@ def metrics(opt_state: PyTree) -> Metrics:
     exchanges = _find(opt_state, ExchangeMetrics)
     phases = _find(opt_state, PhasesState)
     skips = _find(opt_state, SkipNonfiniteState)
+    codes = _find(opt_state, LgcMetrics)
     residuals = [s.residual for s in _find(opt_state, ErrorFeedbackState)]
     residuals += [s.velocity for s in _find(opt_state, MomentumCorrectionState)]
     selected = _total([m.selected for m in exchanges], jnp.float32)
@@ -75,6 +82,10 @@ def metrics(opt_state: PyTree) -> Metrics:
         phase=_largest([p.phase for p in phases]),
         rung=_largest([m.rung for m in exchanges]),
         skipped=_total([s.skipped for s in skips], jnp.int32),
+        nmse=_largest([c.nmse for c in codes], jnp.float32),
+        gate=_smallest([c.gate for c in codes]),
+        measured=_total([c.measured for c in codes], jnp.int32),
+        fallbacks=_total([c.fallbacks for c in codes], jnp.int32),
         residual_norm=residual_norm,
         captured=_share(sent_norm, residual_norm),
     )
@@ -107,5 +118,9 @@ def _total(values: list[Array], dtype: Any) -> Array:
     return sum(values, jnp.zeros((), dtype))
 
 
-def _largest(values: list[Array]) -> Array:
-    return jnp.max(jnp.stack([jnp.zeros((), jnp.int32), *values]))
+def _largest(values: list[Array], dtype: Any = jnp.int32) -> Array:
+    return jnp.max(jnp.stack([jnp.zeros((), dtype), *values]))
+
+
+def _smallest(values: list[Array]) -> Array:
+    return jnp.min(jnp.stack(values)) if values else jnp.zeros((), jnp.int32)
