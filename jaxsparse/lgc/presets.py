@@ -31,6 +31,7 @@ SERVER: dict[str, Preset] = {
         "code": lambda: convolutional((64, 128, 256, 64), innovation=True),
         "latent": codec.float32,
         "innovation": lambda: 0.01,
+        "replay": lambda: 1.0,
         "rotate": lambda: False,
         "training": lambda: Training(1e-3, 1, 0.5, 0.5),
     },
@@ -39,6 +40,7 @@ SERVER: dict[str, Preset] = {
         "code": convolutional,
         "latent": codec.int8,
         "innovation": lambda: 0.1,
+        "replay": lambda: 0.0,
         "gate": lambda: 0.05,
     },
 }

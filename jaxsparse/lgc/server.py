@@ -43,7 +43,7 @@ def lgc_server(
     order: Order | None = None,
     latent: Codec | None = None,
     innovation: float | None = None,
-    replay: float = 1.0,
+    replay: float | None = None,
     rotate: bool | None = None,
     codec: Codec | None = None,
     training: Training | None = None,
@@ -68,7 +68,9 @@ def lgc_server(
       latent: how the latent is written, as `js.codec.int8()`.
       innovation: share of k that every worker sends besides, in [0, 1].
       replay: how much of the leader's reconstruction stands for another worker's own
-        values, in [0, 1]: 1 as in the paper; 0: the leader speaks for itself alone.
+        values, in [0, 1]: 1 as in the paper; 0, the improved preset's: the leader
+        speaks for itself alone, and the others' values wait until they lead. A decoder
+        that takes the innovation in always stands for everyone.
       rotate: whether the leader changes from step to step.
       codec: how innovations and plain values are written.
       training: how the code is trained.
@@ -109,13 +111,16 @@ def lgc_server(
             "order": order,
             "latent": latent,
             "innovation": innovation,
+            "replay": replay,
             "rotate": rotate,
             "codec": codec,
             "training": training,
             "gate": gate,
         },
     )
-    latent, share, gate = (chosen.pop(k) for k in ("latent", "innovation", "gate"))
+    latent, share, replay, gate = (
+        chosen.pop(key) for key in ("latent", "innovation", "replay", "gate")
+    )
     check_fraction("lgc_server(innovation=...)", share)
     check_fraction("lgc_server(replay=...)", replay)
     if not isinstance(latent, Codec):

@@ -59,13 +59,9 @@ def check_training(call: str, training: Training) -> None:
     """
     if not isinstance(training, Training):
         raise TypeError(f"`{call}` must be a `js.lgc.Training(...)`, got {training!r}.")
-    check_number(
-        f"{call[:-4]}.learning_rate",
-        training.learning_rate,
-        "be positive",
-        lambda x: x > 0,
-    )
-    check_positive_int(f"{call[:-4]}.steps", training.steps)
+    rate = f"{call}.learning_rate"
+    check_number(rate, training.learning_rate, "be positive", lambda x: x > 0)
+    check_positive_int(f"{call}.steps", training.steps)
 
 
 def losses(
