@@ -30,8 +30,17 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
             "decay": decay,  # of what waits, per step; 1 forgets nothing
             "scope": "global",  # one budget for the whole model; "leaf": one per layer
             "codec": "bfloat16",
+            "exchange": {"name": "all_gather"},
             "selection": {"name": name, **settings},
         }
+
+    def shared(exchange: str, priority=None, **settings) -> dict[str, Any]:
+        """The largest entries, by another exchange, by scores that workers share."""
+        method = sparse("top_k", density=density)
+        method["exchange"] = {"name": exchange, **settings}
+        if priority:
+            method["selection"]["priority"] = priority
+        return method
 
     return {
         "dense": {"transform": "dense", "sgd_momentum": 0.9},
@@ -41,6 +50,23 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
         "sampled_topk": sparse("sampled_top_k", density=density, sample=0.1),
         # The largest, each as its sign, and one magnitude for all of them.
         "topk_sign": sparse("top_k", density=density) | {"codec": "sign_mean"},
+        # Through a server whose role the workers share: only the union comes down.
+        "server": shared("server"),
+        # The same, at most so many times k entries of it.
+        "limit": shared("server", limit=2.0),
+        # The same, workers choosing alike: by what was aggregated lately.
+        "ema": shared("server", {"name": "ema", "decay": 0.9, "weight": 64.0}),
+        "frequency": shared(
+            "server", {"name": "frequency", "window": 32, "weight": 16.0}
+        ),
+        "penalty": shared(
+            "server",
+            {"name": "penalty", "decay": 0.9, "threshold": 0.1, "factor": 0.3},
+        ),
+        # One worker after the other chooses for all.
+        "leader": shared("shared_support"),
+        # Merged in a tree, the k largest at every fork; for 2, 4, 8, ... workers.
+        "g_top_k": shared("g_top_k"),
         # All above a magnitude, up to a capacity.
         "threshold": sparse("threshold", value=0.01, max_density=density),
         # Drawn at random, the same on all workers: no index is sent. An entry waits for

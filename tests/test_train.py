@@ -128,6 +128,23 @@ def test_bytes_follow_the_phases_of_a_warm_up(splits, tmp_path):
     assert summary["payload_up_bytes_per_step"] == ups[-1]
 
 
+def test_bytes_follow_the_ladder_of_the_server(splits, tmp_path, monkeypatch):
+    rungs, add = [], Ledger.add
+
+    def noted(self, *, rung, **taken):
+        rungs.append(rung)
+        add(self, rung=rung, **taken)
+
+    monkeypatch.setattr(Ledger, "add", noted)
+    config = training.config_of("server", eval_every=1, density=0.1)
+    training.run(config, tmp_path, splits)
+    ledger = ledger_of(config)
+    for way, name in enumerate(("up", "down")):
+        steps = np.diff([row[f"payload_{name}_bytes"] for row in read(tmp_path)])
+        assert list(steps) == [ledger.per_step(0, rung)[way] for rung in rungs]
+        assert ledger.per_step(0, rungs[0])[way] > ledger.per_step(0, 0)[way]
+
+
 def test_a_step_with_an_undefined_gradient_costs_no_message(
     splits, tmp_path, monkeypatch
 ):

@@ -29,6 +29,15 @@ SELECTIONS = {
     "random_block": js.random_block,
 }
 
+PRIORITIES = {"ema": js.ema, "frequency": js.frequency, "penalty": js.penalty}
+
+EXCHANGES = {
+    "all_gather": js.all_gather,
+    "server": js.server,
+    "shared_support": js.shared_support,
+    "g_top_k": js.g_top_k,
+}
+
 CODECS = {
     "float32": js.codec.float32,
     "bfloat16": js.codec.bfloat16,
@@ -111,11 +120,14 @@ def _dense(num_workers, **settings):
     return js.stateless(js.dense(axis_name=AXIS, **settings))
 
 
-def _sparse(num_workers, *, selection, codec, scope, decay):
-    name = selection.pop("name")
+def _sparse(num_workers, *, selection, exchange, codec, scope, decay):
+    if "priority" in selection:
+        selection["priority"] = _named(
+            "selection.priority", PRIORITIES, selection["priority"]
+        )
     reducer = js.sparse(
-        _choose("selection.name", SELECTIONS, name)(**selection),
-        js.all_gather(),
+        _named("selection", SELECTIONS, selection),
+        _named("exchange", EXCHANGES, exchange),
         axis_name=AXIS,
         num_workers=num_workers,
         codec=_choose("codec", CODECS, codec)(),
@@ -151,6 +163,12 @@ TRANSFORMS = {
     "power_sgd": _power_sgd,
     "ef_sign_sgd": _ef_sign_sgd,
 }
+
+
+def _named(key: str, table: dict, settings: dict):
+    """What ``settings["name"]`` makes of the other settings."""
+    settings = dict(settings)
+    return _choose(f"{key}.name", table, settings.pop("name"))(**settings)
 
 
 def _choose(key: str, table: dict, name: str):

@@ -9,7 +9,8 @@ import optax
 
 import jaxsparse as js
 
-PROGRESS = ("up", "down", "phase", "skipped")
+TAKEN = ("phase", "rung", "skipped")  # what a step's metrics say of its branches
+PROGRESS = ("up", "down", *TAKEN)
 
 
 class Ledger:
@@ -37,24 +38,30 @@ class Ledger:
         self._num_workers = num_workers
         self.dense_per_step = sum(4 * x.size for x in jax.tree.leaves(params))
         self.up = self.down = 0  # bytes so far
-        self.phase = 0  # of the latest step
+        self.phase = self.rung = 0  # of the latest step
         self.skipped = 0  # steps so far
 
-    def per_step(self, phase: int, *, finite: bool = True) -> tuple[int, int]:
-        """Bytes up and down of a step in a phase; fewer if the step was skipped."""
-        taken = {"phases": phase, "finite": int(finite)}
+    def per_step(
+        self, phase: int, rung: int = 0, *, finite: bool = True
+    ) -> tuple[int, int]:
+        """Bytes up and down of a step in a phase, on a rung of the server's ladder.
+
+        Fewer if the step was skipped.
+        """
+        taken = {"phases": phase, "ladder": rung, "finite": int(finite)}
         return js.payload_bytes(self._traffic, self._num_workers, **taken)
 
-    def add(self, *, phase: int, skipped: int) -> None:
+    def add(self, *, phase: int, rung: int, skipped: int) -> None:
         """Books a step.
 
         Args:
           phase: that the step ran in.
+          rung: that its union fell on.
           skipped: steps skipped so far, this one included.
         """
-        up, down = self.per_step(phase, finite=skipped == self.skipped)
+        up, down = self.per_step(phase, rung, finite=skipped == self.skipped)
         self.up, self.down = self.up + up, self.down + down
-        self.phase, self.skipped = phase, skipped
+        self.phase, self.rung, self.skipped = phase, rung, skipped
 
     def progress(self) -> dict[str, int]:
         """What a checkpoint needs."""

@@ -16,7 +16,7 @@ import jaxsparse as js
 from train import build, checkpoint, report
 from train.data import Batches, Split, evaluation_batches
 from train.history import History
-from train.ledger import Ledger
+from train.ledger import TAKEN, Ledger
 from train.log import Log
 from train.parallel import AXIS, Workers
 from train.state import create
@@ -157,11 +157,10 @@ def run(
 
 def book(measured: Measured, ledger: Ledger) -> float:
     """Adds a step's bytes to the ledger; returns its loss, mean of our workers."""
-    loss, phase, skipped = jax.device_get(
-        (measured.loss, measured.js.phase, measured.js.skipped)
-    )
-    # Phase and count are the same on every worker.
-    ledger.add(phase=int(phase[0]), skipped=int(skipped[0]))
+    loss, metrics = jax.device_get((measured.loss, measured.js))
+    # These are the same on every worker.
+    taken = {name: int(getattr(metrics, name)[0]) for name in TAKEN}
+    ledger.add(**taken)
     return float(loss.mean())
 
 
@@ -170,7 +169,7 @@ def summarise(
 ) -> dict[str, Any]:
     """What a run's ``summary.json`` says; bytes are those of one worker."""
     # A steady step is one of the phase that the run ended in: after any warm-up.
-    up, down = ledger.per_step(ledger.phase)
+    up, down = ledger.per_step(ledger.phase, ledger.rung)
     dense_bytes = ledger.dense_per_step * config.steps
     return {
         "method": method,
