@@ -42,6 +42,26 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
             method["selection"]["priority"] = priority
         return method
 
+    def lgc(form: str, **settings) -> dict[str, Any]:
+        """Learned compression; what is empty or 0 is the preset's."""
+        return {
+            "transform": "lgc",
+            "form": form,
+            "sgd_momentum": 0.0,
+            "momentum": 0.9,
+            "preset": "improved",
+            "density": density,
+            "dense_until": steps // 8,  # then top-k, on which the code is trained
+            "training_until": steps // 3,  # then latents
+            "scope": "global",
+            "code": {"name": ""},
+            "codec": "",
+            "gate": 0.0,  # error above which plain values are sent
+            "recheck": 100,
+            "seed": 0,
+            **settings,
+        }
+
     return {
         "dense": {"transform": "dense", "sgd_momentum": 0.9},
         # The largest entries.
@@ -92,6 +112,13 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
         },
         # Two thin factors instead of each matrix.
         "power_sgd": {"transform": "power_sgd", "sgd_momentum": 0.9, "rank": 2},
+        # An autoencoder trained in the run: a leader's latent, everyone's innovation.
+        "lgc_server": lgc("server", innovation=0.1, replay=0.0),
+        # Everyone's latents on one support, averaged on the way.
+        "lgc_ring": lgc("ring", support="contributed", latent_bits=16),
+        # The same as the paper has them, as far as that trains.
+        "lgc_server_paper": lgc("server", preset="paper"),
+        "lgc_ring_paper": lgc("ring", preset="paper"),
         # One bit an entry.
         "ef_sign_sgd": {"transform": "ef_sign_sgd", "sgd_momentum": 0.0},
     }

@@ -38,6 +38,15 @@ EXCHANGES = {
     "g_top_k": js.g_top_k,
 }
 
+LGC_FORMS = {"server": js.lgc_server, "ring": js.lgc_ring}
+
+CODES = {
+    "convolutional": js.lgc.convolutional,
+    "linear": js.lgc.linear,
+    "mean": js.lgc.mean,
+    "identity": js.lgc.identity,
+}
+
 CODECS = {
     "float32": js.codec.float32,
     "bfloat16": js.codec.bfloat16,
@@ -156,12 +165,37 @@ def _ef_sign_sgd(num_workers, **settings):
     return js.ef_sign_sgd(axis_name=AXIS, **settings)
 
 
+def _lgc(
+    num_workers,
+    *,
+    form,
+    momentum,
+    dense_until,
+    training_until,
+    code,
+    codec,
+    gate,
+    **settings,
+):
+    reducer = _choose("form", LGC_FORMS, form)(
+        axis_name=AXIS,
+        num_workers=num_workers,
+        stages=(dense_until, training_until),
+        code=_named("code", CODES, code) if code["name"] else None,
+        codec=_choose("codec", CODECS, codec)() if codec else None,
+        gate=gate or None,
+        **settings,
+    )
+    return js.momentum_correction(reducer, momentum)
+
+
 TRANSFORMS = {
     "dense": _dense,
     "sparse": _sparse,
     "dgc": _dgc,
     "power_sgd": _power_sgd,
     "ef_sign_sgd": _ef_sign_sgd,
+    "lgc": _lgc,
 }
 
 

@@ -9,7 +9,12 @@ import optax
 
 import jaxsparse as js
 
-TAKEN = ("phase", "rung", "skipped")  # what a step's metrics say of its branches
+TAKEN = (
+    "phase",
+    "rung",
+    "gate",
+    "skipped",
+)  # what a step's metrics say of its branches
 PROGRESS = ("up", "down", *TAKEN)
 
 
@@ -38,30 +43,35 @@ class Ledger:
         self._num_workers = num_workers
         self.dense_per_step = sum(4 * x.size for x in jax.tree.leaves(params))
         self.up = self.down = 0  # bytes so far
-        self.phase = self.rung = 0  # of the latest step
+        self.phase = self.rung = self.gate = 0  # of the latest step
         self.skipped = 0  # steps so far
 
     def per_step(
-        self, phase: int, rung: int = 0, *, finite: bool = True
+        self, phase: int, rung: int = 0, gate: int = 1, *, finite: bool = True
     ) -> tuple[int, int]:
-        """Bytes up and down of a step in a phase, on a rung of the server's ladder.
+        """Bytes up and down of a step.
 
-        Fewer if the step was skipped.
+        Args:
+          phase: of `js.phases`.
+          rung: of the server's ladder.
+          gate: 1 for a learned code's latent, 0 for plain values.
+          finite: whether the step was taken.
         """
-        taken = {"phases": phase, "ladder": rung, "finite": int(finite)}
+        taken = {"phases": phase, "ladder": rung, "gate": gate, "finite": int(finite)}
         return js.payload_bytes(self._traffic, self._num_workers, **taken)
 
-    def add(self, *, phase: int, rung: int, skipped: int) -> None:
+    def add(self, *, phase: int, rung: int, gate: int, skipped: int) -> None:
         """Books a step.
 
         Args:
           phase: that the step ran in.
           rung: that its union fell on.
+          gate: whether it sent a learned code's latent.
           skipped: steps skipped so far, this one included.
         """
-        up, down = self.per_step(phase, rung, finite=skipped == self.skipped)
+        up, down = self.per_step(phase, rung, gate, finite=skipped == self.skipped)
         self.up, self.down = self.up + up, self.down + down
-        self.phase, self.rung, self.skipped = phase, rung, skipped
+        self.phase, self.rung, self.gate, self.skipped = phase, rung, gate, skipped
 
     def progress(self) -> dict[str, int]:
         """What a checkpoint needs."""

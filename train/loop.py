@@ -169,7 +169,7 @@ def summarise(
 ) -> dict[str, Any]:
     """What a run's ``summary.json`` says; bytes are those of one worker."""
     # A steady step is one of the phase that the run ended in: after any warm-up.
-    up, down = ledger.per_step(ledger.phase, ledger.rung)
+    up, down = ledger.per_step(ledger.phase, ledger.rung, ledger.gate)
     dense_bytes = ledger.dense_per_step * config.steps
     return {
         "method": method,
