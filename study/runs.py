@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from study.simulation import Setting, Simulation
+from study.simulation import CHUNK, Setting, Simulation
 from study.variants import exchange_of
 from train import data
 from train.models.convnet import ConvNet
@@ -76,9 +76,10 @@ class Runs:
                 self.setting._replace(workers=run.workers),
             )
         simulation, curve = self._simulations[key], []
+        every = max(CHUNK, self.setting.steps // 15)
 
         def watch(step: int, state: Any) -> None:
-            if step % 100 == 0:
+            if step % every == 0:
                 now = simulation.worker_zero(state)
                 curve.append([step, simulation.test(now, most=2000)[1]])
 
@@ -118,14 +119,22 @@ def entries_of_model(task: Task, splits: dict[str, data.Split]) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that these studies share."""
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    workers: Iterable[int] = (8, 16),
+    seeds: Iterable[int] = (0, 1, 2, 3, 4),
+    densities: Iterable[float] | None = None,
+) -> None:
+    """Options that these studies share, with their defaults; None: no such option."""
     parser.add_argument("--data", choices=DATA, default="fashion_mnist")
     parser.add_argument("--data-dir", default="data")
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--densities", type=float, nargs="+", default=[0.01, 0.001])
+    parser.add_argument("--workers", type=int, nargs="+", default=list(workers))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+    if densities is not None:
+        parser.add_argument(
+            "--densities", type=float, nargs="+", default=list(densities)
+        )
 
 
 def open_runs(arguments: argparse.Namespace) -> Runs:
@@ -133,7 +142,8 @@ def open_runs(arguments: argparse.Namespace) -> Runs:
     if arguments.quick:
         arguments.data, arguments.steps = "digits", 100
         arguments.workers, arguments.seeds = [4], [0]
-        arguments.densities = arguments.densities[:1]
+        if hasattr(arguments, "densities"):
+            arguments.densities = arguments.densities[:1]
     folder = arguments.workdir.parent / "runs"
     setting = Setting(steps=arguments.steps)
     return Runs(folder, arguments.data, setting, arguments.data_dir)

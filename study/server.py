@@ -30,7 +30,7 @@ SHARED = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)  # part of a selection that all have
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this study."""
-    runs.add_arguments(parser)
+    runs.add_arguments(parser, seeds=[0], densities=[0.01, 0.001])
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8, 16])
 
 

@@ -29,12 +29,12 @@ from study.variants import exchange_of, moved_step, sent_down
 
 RATES = (1e7, 1e8, 1e9)  # bits per second
 LATENCY = 1e-4  # seconds per transfer
-VARIANTS = ["dense", "topk", "ema:weight=64", "topk:limit=2", "leader"]
+VARIANTS = ["dense", "topk", "ema:weight=256", "topk:limit=1", "leader"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this study."""
-    runs.add_arguments(parser)
+    runs.add_arguments(parser, workers=[8], seeds=[0, 1], densities=[0.01])
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--target", type=float, default=0.85, help="test accuracy")
@@ -72,6 +72,7 @@ def exchange_seconds(variant: str, density: float, workers: int, n: int) -> floa
         grads[0],
         axis_name=AXIS,
         num_workers=workers,
+        params=lambda state: (),  # there are none here
     )
     shared, own = js.split(state, is_local)
     own = js.stack_workers(own, workers)

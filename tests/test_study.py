@@ -1,10 +1,23 @@
+import argparse
 import json
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxsparse as js
-from study import results, runs, seeds, selection, variants
+from study import (
+    limit,
+    repeats,
+    results,
+    runs,
+    seeds,
+    selection,
+    server,
+    time,
+    variants,
+)
 from study.simulation import Setting
 
 
@@ -24,7 +37,8 @@ def test_a_table_takes_its_place_in_the_document(tmp_path, monkeypatch):
 
 def test_every_study_has_its_place_in_the_document():
     text = results.DOCUMENT.read_text()
-    for place in ("seeds-digits", "message"):
+    places = ("message", "repeats", "selection", "limit", "server", "time")
+    for place in ("seeds-digits", *places):
         assert f"<!-- {place} -->" in text
 
 
@@ -49,8 +63,9 @@ def test_mean_over_seeds_against_dense():
     ]
 
 
-@pytest.mark.parametrize("variant", [*selection.VARIANTS, "dense", "regtopk:mu=0.5"])
-def test_every_variant_makes_a_transformation(variant):
+@pytest.mark.parametrize("item", [*selection.CLAIM, *selection.SEARCH])
+def test_every_variant_makes_a_transformation(item):
+    variant = item.rpartition("@")[0]
     exchange = variants.exchange_of(variant, 0.01, 4, 0.9)
     state = exchange.init({"w": jnp.zeros(300)})
     assert state.velocity.value["w"].shape == (300,)
@@ -76,3 +91,61 @@ def test_a_run_is_trained_once_and_kept(tmp_path):
     n = runs.entries_of_model(kept.task, kept.splits)
     assert first["selected"] == -(-n // 100)  # every worker sends k = ceil(n / 100)
     assert first["selected"] <= first["aggregated"] <= 2 * first["selected"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("studies")
+
+
+@pytest.mark.parametrize("study", [repeats, limit, selection, time])
+def test_a_study_leaves_a_table_and_a_figure(study, folder, monkeypatch):
+    """All on two workers and 50 steps; they share their runs."""
+
+    def few_steps(arguments):
+        arguments.workers, arguments.seeds, arguments.densities = [2], [0], [0.01]
+        arguments.steps, arguments.data = 50, "digits"
+        return runs.Runs(folder, "digits", Setting(steps=50), str(folder / "data"))
+
+    monkeypatch.setattr(runs, "open_runs", few_steps)
+    parser = argparse.ArgumentParser()
+    study.add_arguments(parser)
+    arguments = parser.parse_args([])
+    arguments.quick, arguments.write = True, False
+    arguments.workdir = folder / study.__name__
+    arguments.workdir.mkdir()
+    if study is time:
+        arguments.variants = ["dense", "topk", "topk:limit=2"]
+    study.run(arguments)
+    table = (arguments.workdir / "table.md").read_text()
+    assert table.count("\n| ") > 3
+    assert list(arguments.workdir.glob("*.png"))
+
+
+def test_the_server_wins_where_the_model_says(monkeypatch):
+    monkeypatch.setattr(server, "K", 200)
+    monkeypatch.setattr(server, "ENTRIES", 20_000)
+    monkeypatch.setattr(server, "SHARED", (0.0, 0.75, 0.9))
+    found = server.compared(4)
+    assert [f["wins"] for f in found] == [f["should"] for f in found]
+    assert [f["wins"] for f in found] == [False, True, True]
+    for f, shared in zip(found, server.SHARED, strict=True):
+        # Four selections of 200; what is not shared is disjoint.
+        assert f["union"] == pytest.approx(200 * (4 - 3 * shared), rel=0.02)
+
+
+def test_large_entries_are_remembered():
+    rng = np.random.default_rng(0)
+    grads = rng.normal(size=(5, 40)).astype(np.float32)
+    transform = repeats.remember(0.1)
+    state = transform.init({"w": jnp.zeros(40)})
+    update = jax.jit(transform.update)
+    for g in grads:
+        updates, state = update({"w": jnp.asarray(g)}, state)
+        np.testing.assert_array_equal(updates["w"], g)
+    largest = np.abs(grads) >= np.sort(np.abs(grads), axis=1)[:, -4, None]
+    words = np.asarray(state.words.value["w"])
+    for ago in range(5):
+        np.testing.assert_array_equal(words >> ago & 1, largest[4 - ago])
+    came = (largest[1] & largest[2:].any(0)).sum()
+    assert repeats.again(words, 3) == (came, 4)
