@@ -393,6 +393,7 @@ ROWS = {
             code=js.lgc.identity(),
             latent=js.codec.float32(),
             innovation=0.5,
+            innovation_codec=js.codec.float32(),
         ),
         lgc_server_traffic(D, 0.5, lambda k: k),
         limit=lambda N: js.lgc_server(
@@ -402,7 +403,7 @@ ROWS = {
             gate=math.inf,
             code=js.lgc.identity(),
             innovation=1.0,
-            codec=js.codec.float32(),
+            innovation_codec=js.codec.float32(),
         ),
         limit_tolerance=1e-6,
         exact=False,
@@ -410,9 +411,14 @@ ROWS = {
         worker_order=False,
     ),
     "lgc_server_autoencoder": Row(
-        lambda N: lgc(js.lgc_server, code=small(), innovation=0.2),
+        lambda N: lgc(
+            js.lgc_server,
+            code=small(),
+            innovation=0.2,
+            innovation_codec=js.codec.bfloat16(),
+        ),
         # int8: four entries to a word, and a scale
-        lgc_server_traffic(D, 0.2, lambda k: -(-small_latent(k) // 4) + 1),
+        lgc_server_traffic(D, 0.2, lambda k: -(-small_latent(k) // 4) + 1, bits=16),
         exact=False,
         worker_order=False,
         variant=True,
@@ -434,7 +440,7 @@ ROWS = {
         variant=True,
     ),
     "lgc_ring": Row(
-        lambda N: lgc(js.lgc_ring, code=small(slope=1.0)),
+        lambda N: lgc(js.lgc_ring, code=small(slope=1.0), latent_bits=16),
         lgc_ring_traffic(D, small_latent, 16),
         limit=lambda N: js.lgc_ring(
             1.0,

@@ -76,6 +76,7 @@ def payloads():
     top_k = js.top_k(1e-3)
     rungs = capacities(125, down_capacity(1000, 1_000_000, 8, 1.0, None))
     least, most = {"ladder": 0}, {"ladder": len(rungs) - 1}
+    latent = {"phases": 2, "gate": 1}
     cases = {
         "dense": (js.dense(axis_name="w"), {}),
         "all_gather": (sparse(top_k), {}),
@@ -85,6 +86,8 @@ def payloads():
         "shared_support": (sparse(top_k, js.shared_support()), {}),
         "low_rank, rank 2": (js.low_rank(2, axis_name="w"), {}),
         "sign_mean": (js.sign_mean(axis_name="w"), {}),
+        "lgc_server": (js.lgc_server(1e-3, axis_name="w"), latent),
+        "lgc_ring": (js.lgc_ring(1e-3, axis_name="w"), latent),
         "top_k": (sparse(top_k), {}),
         "sampled_top_k": (sparse(js.sampled_top_k(1e-3)), {}),
         "threshold": (sparse(js.threshold(0.1, max_density=1e-3)), {}),

@@ -154,12 +154,15 @@ def test_bytes_of_the_stages():
     length = k
     for _ in range(4):
         length = (length - 3) // 2 + 1
-    latent = 2 * 4 * length + 4  # 16 bits an entry, and the largest magnitude
+    latent = 4 * length + 4  # 8 bits an entry, and the largest magnitude
     compressed = js.payload_bytes(traffic, workers, phases=2, gate=1)
     assert compressed == (said + latent, 7 * said + latent)
     plain = said + 2 * k, 7 * (said + 2 * k)
     assert js.payload_bytes(traffic, workers, phases=1) == plain
     assert js.payload_bytes(traffic, workers, phases=2, gate=0) == plain
+    costs = lgc.cost.ring(workers, k, n, lgc.convolutional(slope=1.0))
+    assert (costs.mean, costs.down) == compressed
+    assert costs.plain_mean == plain[0]
     top_k = 4 * (1 + table.index_words(k, n)) + 2 * k
     assert compressed[0] < top_k / 4 and compressed[1] < 7 * top_k / 4
 

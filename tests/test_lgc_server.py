@@ -17,7 +17,7 @@ from jaxsparse import lgc
 
 WORKERS, N, K = 4, 60, 12
 DENSITY = K / N
-EXACT = {"codec": js.codec.float32(), "latent": js.codec.float32()}
+EXACT = dict.fromkeys(("codec", "latent", "innovation_codec"), js.codec.float32())
 
 
 def server(**kwargs):
@@ -243,7 +243,7 @@ def test_bytes_of_the_stages():
     k, n, m = 1000, 1_000_000, 100
     words = lambda k: table.index_words(k, n)  # noqa: E731
     own = 4 * (words(k) + k // 2)
-    innovation = 4 * (words(m) + m // 2)
+    innovation = 4 * (words(m) + m // 4 + 1)  # int8, and a scale
     support = 4 * (2 + words(k) + table.ceil_words(k))
     length = k
     for _ in range(4):
@@ -255,8 +255,12 @@ def test_bytes_of_the_stages():
     assert payload(2, 1) == (leader + innovation, leader + 7 * innovation)
     plain = support + 2 * k
     assert payload(2, 0) == (plain + innovation, plain + 7 * innovation)
-    # Only the leader says its part: mean over the workers.
-    assert leader / 8 + innovation < own / 5
+    # Only the leader says its part.
+    costs = lgc.cost.server(8, k, n, lgc.convolutional())
+    assert costs.leader == leader + innovation and costs.others == innovation
+    assert costs.mean == leader / 8 + innovation < own / 5
+    assert costs.plain_mean == plain / 8 + innovation
+    assert costs.down == 4 * (words(k + 8 * m) + (k + 8 * m) // 2)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +285,9 @@ def test_wrong_values_are_named(kwargs, wrong):
         js.lgc_server(0.01, axis_name=AXIS, **kwargs)
 
 
-@pytest.mark.parametrize("argument", ["code", "order", "latent", "codec", "training"])
+@pytest.mark.parametrize(
+    "argument", ["code", "order", "latent", "innovation_codec", "codec", "training"]
+)
 def test_wrong_kinds_are_named(argument):
     with pytest.raises(TypeError, match=rf"lgc_server\({argument}=\.\.\.\)"):
         js.lgc_server(0.01, axis_name=AXIS, **{argument: optax.adam})

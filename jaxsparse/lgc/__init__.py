@@ -1,5 +1,6 @@
 """Learned gradient compression: codes trained in the run, and their reducers."""
 
+from . import cost as cost
 from .code import Code as Code
 from .code import convolutional as convolutional
 from .code import count_parameters as count_parameters

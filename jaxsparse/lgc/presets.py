@@ -31,6 +31,7 @@ SERVER: dict[str, Preset] = {
         "code": lambda: convolutional((64, 128, 256, 64), innovation=True),
         "latent": codec.float32,
         "innovation": lambda: 0.01,
+        "innovation_codec": codec.float32,
         "replay": lambda: 1.0,
         "rotate": lambda: False,
         "training": lambda: Training(1e-3, 1, 0.5, 0.5),
@@ -40,6 +41,7 @@ SERVER: dict[str, Preset] = {
         "code": convolutional,
         "latent": codec.int8,
         "innovation": lambda: 0.1,
+        "innovation_codec": codec.int8,
         "replay": lambda: 0.0,
         "gate": lambda: 0.05,
     },
@@ -57,7 +59,7 @@ RING: dict[str, Preset] = {
     | {
         "code": lambda: convolutional(slope=1.0),
         "support": lambda: "contributed",
-        "latent_bits": lambda: 16,
+        "latent_bits": lambda: "auto",
         "gate": lambda: 0.5,
     },
 }

@@ -39,7 +39,7 @@ def lgc_ring(
     support: Literal["leader", "contributed"] | None = None,
     code: Code | None = None,
     order: Order | None = None,
-    latent_bits: int | None = None,
+    latent_bits: int | Literal["auto"] | None = None,
     rotate: bool | None = None,
     codec: Codec | None = None,
     training: Training | None = None,
@@ -62,7 +62,8 @@ def lgc_ring(
       support: ``"leader"`` or ``"contributed"``: whose entries are the shared ones.
       code: what makes values a latent, as `js.lgc.convolutional()`.
       order: how the code sees the values, as `js.lgc.flipped()`.
-      latent_bits: of an entry of the latent: 32, a float, or 8 or 16, an integer.
+      latent_bits: of an entry of the latent: 32, a float, 8 or 16, an integer with
+        room for the sum, or ``"auto"``, 8 up to 16 workers and 16 beyond.
       rotate: whether the leader changes from step to step.
       codec: how plain values are written.
       training: how the code is trained.
@@ -113,7 +114,7 @@ def lgc_ring(
         raise ValueError(
             f"`lgc_ring(support=...)` must be 'leader' or 'contributed', got {whose!r}."
         )
-    if bits not in (8, 16, 32):
+    if bits not in ("auto", 8, 16, 32):
         raise ValueError(
             f"`lgc_ring(latent_bits=...)` must be 8, 16 or 32, got {bits}."
         )

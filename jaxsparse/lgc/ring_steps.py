@@ -25,12 +25,23 @@ class Agreed(NamedTuple):
     scale: Array  # shape=(), float32
 
 
+def latent_bits(bits: int | str, num_workers: int) -> int:
+    """Bits of an entry: of 8, so many workers leave each of them 15 levels or more.
+
+    >>> latent_bits("auto", 16), latent_bits("auto", 17), latent_bits(32, 4)
+    (8, 16, 32)
+    """
+    if bits == "auto":
+        return 8 if num_workers <= 16 else 16
+    return int(bits)
+
+
 class RingSteps(NamedTuple):
     """The steps of `lgc_ring`, on flat vectors."""
 
     shared: Settings
     contributed: bool
-    latent_bits: int
+    latent_bits: int | str
 
     def training(self, x: Array, own: Array, state: LgcState):
         """Everyone's values on the shared support; the code learns their mean."""
@@ -73,10 +84,11 @@ class RingSteps(NamedTuple):
         k = agreed.support.shape[0]
         values = vectors.take(x, agreed.support)
         z = shared.encode(state, vectors.normalised(values, agreed.scale, agreed.signs))
-        if self.latent_bits == 32:
+        bits = latent_bits(self.latent_bits, collectives.axis_size(shared.axis_name))
+        if bits == 32:
             averaged, sent = collectives.mean(z, shared.axis_name), z
         else:
-            averaged, sent = fixed_point_mean(z, self.latent_bits, shared.axis_name)
+            averaged, sent = fixed_point_mean(z, bits, shared.axis_name)
         averaged, sent = (
             vectors.restored(shared.decode(state, z, k), agreed.scale, agreed.signs)
             for z in (averaged, sent)

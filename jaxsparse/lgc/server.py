@@ -43,6 +43,7 @@ def lgc_server(
     order: Order | None = None,
     latent: Codec | None = None,
     innovation: float | None = None,
+    innovation_codec: Codec | None = None,
     replay: float | None = None,
     rotate: bool | None = None,
     codec: Codec | None = None,
@@ -67,12 +68,13 @@ def lgc_server(
       order: how the code sees the values, as `js.lgc.flipped()`.
       latent: how the latent is written, as `js.codec.int8()`.
       innovation: share of k that every worker sends besides, in [0, 1].
+      innovation_codec: how the values of that are written.
       replay: how much of the leader's reconstruction stands for another worker's own
         values, in [0, 1]: 1 as in the paper; 0, the improved preset's: the leader
         speaks for itself alone, and the others' values wait until they lead. A decoder
         that takes the innovation in always stands for everyone.
       rotate: whether the leader changes from step to step.
-      codec: how innovations and plain values are written.
+      codec: how plain values are written.
       training: how the code is trained.
       gate: reconstruction error (NMSE) above which plain values are sent and the code
         is trained on; infinite: never. The leader measures it at every step.
@@ -93,7 +95,7 @@ def lgc_server(
       >>> x = jnp.array([[4.0, 0.0, 0.0, -6.0], [0.0, 1.0, 2.0, 0.0]])
       >>> mean, left = jax.jit(jax.vmap(step, axis_name="w", out_axes=(None, 0)))(x)
       >>> print(mean, left[0])
-      [ 5.  0.  0. -5.] [-1.  0.  0. -1.]
+      [ 2.5  0.   0.  -2.5] [-1.  0.  0. -1.]
 
     Differences from the paper:
       See docs/methods/lgc.md.
@@ -111,6 +113,7 @@ def lgc_server(
             "order": order,
             "latent": latent,
             "innovation": innovation,
+            "innovation_codec": innovation_codec,
             "replay": replay,
             "rotate": rotate,
             "codec": codec,
@@ -118,16 +121,18 @@ def lgc_server(
             "gate": gate,
         },
     )
-    latent, share, replay, gate = (
-        chosen.pop(key) for key in ("latent", "innovation", "replay", "gate")
+    latent, share, of_share, replay, gate = (
+        chosen.pop(key)
+        for key in ("latent", "innovation", "innovation_codec", "replay", "gate")
     )
     check_fraction("lgc_server(innovation=...)", share)
     check_fraction("lgc_server(replay=...)", replay)
-    if not isinstance(latent, Codec):
-        raise TypeError(
-            "`lgc_server(latent=...)` must be made by a call such as "
-            f"`js.codec.int8()`, got {latent!r}."
-        )
+    for argument, given in (("latent", latent), ("innovation_codec", of_share)):
+        if not isinstance(given, Codec):
+            raise TypeError(
+                f"`lgc_server({argument}=...)` must be made by a call such as "
+                f"`js.codec.int8()`, got {given!r}."
+            )
     shared = settings(
         "lgc_server",
         density,
@@ -137,7 +142,7 @@ def lgc_server(
         seed=seed,
         **chosen,
     )
-    form = ServerSteps(shared, latent, float(share), float(replay))
+    form = ServerSteps(shared, latent, float(share), of_share, float(replay))
     return staged(
         shared,
         stages,

@@ -40,6 +40,7 @@ class ServerSteps(NamedTuple):
     shared: Settings
     latent: Codec
     innovation: float
+    innovation_codec: Codec
     replay: float
 
     def training(self, x: Array, own: Array, state: LgcState):
@@ -209,7 +210,7 @@ class ServerSteps(NamedTuple):
         workers = collectives.axis_size(shared.axis_name)
         numbers = lax.iota(jnp.int32, workers)
         if m:
-            message, at, sent = codec_lib.encode(source, chosen, shared.codec)
+            message, at, sent = codec_lib.encode(source, chosen, self.innovation_codec)
             messages = collectives.gather(message, shared.axis_name)
         else:
             at, sent = chosen, jnp.zeros(0, jnp.float32)
@@ -220,7 +221,7 @@ class ServerSteps(NamedTuple):
             worker, message = of_worker
             innovation = [chosen, sent]  # nothing
             if m:
-                _, *innovation = codec_lib.decode(message, n, m, shared.codec)
+                _, *innovation = codec_lib.decode(message, n, m, self.innovation_codec)
             rec, at, values = applied(worker, *innovation)
             total = vectors.add_at(total, known.support, rec / workers)
             total = vectors.add_at(total, at, values / workers)
