@@ -32,7 +32,7 @@ def results(tmp_path_factory):
     ]
     try:
         for process in processes:
-            output, _ = process.communicate(timeout=180)
+            output, _ = process.communicate(timeout=400)
             assert process.returncode == 0, output.decode()
     finally:
         for process in processes:

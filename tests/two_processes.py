@@ -23,6 +23,9 @@ ROWS = (
     "g_top_k",
     "low_rank",
     "sign_mean",
+    "lgc_server_autoencoder",
+    "lgc_ring",
+    "lgc_ring_stages",
     "phases",
 )
 STEPS = 3
