@@ -50,7 +50,7 @@ class Priority(NamedTuple):
 
     Attributes:
       init: ``n -> state``; the same structure for every n.
-      score: ``(state, x[n]) -> scores[n]``, non-negative.
+      score: ``(state, x[n]) -> scores[n]``; only their magnitude counts.
       observe: ``(state, mean[n], sent[n]) -> state``, called after every exchange with
         the aggregated mean and what this worker put into it. State derived from
         ``sent`` differs between workers and must be wrapped in `WorkerLocal`.

@@ -114,7 +114,7 @@ def compact(mask: Array, capacity: int, fill: int | None = None) -> Array:
     fill = mask.shape[0] if fill is None else fill
     words = pack(mask.astype(jnp.uint32), 1)
     # A negative fill survives as its two's complement.
-    return _positions(words, capacity, fill % 2**32).astype(jnp.int32)
+    return positions(words, capacity, fill % 2**32).astype(jnp.int32)
 
 
 def index_words(k: int, n: int) -> int:
@@ -169,10 +169,10 @@ def decode_indices(words: Array, k: int, n: int) -> Array:
     """
     low = _low_bits(k, n)
     if low is None:
-        return jnp.minimum(_positions(words, k, n), jnp.uint32(n)).astype(jnp.int32)
+        return jnp.minimum(positions(words, k, n), jnp.uint32(n)).astype(jnp.int32)
     lows = _ceil_words(k * low)
     place = lax.iota(jnp.uint32, k)
-    high = _positions(words[lows:], k, k + (n >> low)) - place
+    high = positions(words[lows:], k, k + (n >> low)) - place
     # Clamped before the shift, which could overflow, and after it.
     indices = jnp.minimum(high, jnp.uint32(n >> low)) << jnp.uint32(low)
     if low:
@@ -210,8 +210,11 @@ def _mark(positions: Array, size: int) -> Array:
     )
 
 
-def _positions(words: Array, count: int, fill: int) -> Array:
+def positions(words: Array, count: int, fill: int) -> Array:
     """Positions of the first ``count`` one bits, uint32; ``fill`` where there are none.
+
+    >>> positions(jnp.array([5, 1], jnp.uint32), 4, 99).tolist()
+    [0, 2, 32, 99]
 
     Rows that hold a bit start at distinct ranks. Each writes its number at its rank;
     the running maximum then tells every rank its row: no search is needed.

@@ -49,7 +49,7 @@ def magnitude() -> Priority:
     """Scores every entry by its magnitude, ``q = |x|``: plain top-k."""
     return Priority(
         init=lambda n: (),
-        score=lambda state, x: jnp.abs(x),
+        score=lambda state, x: x,  # the sign does not count
         observe=lambda state, mean, sent: state,
     )
 

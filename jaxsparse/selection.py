@@ -3,7 +3,7 @@
 =================  =============================================  ==================
 selection          chooses                                        cost on n entries
 =================  =============================================  ==================
-`top_k`            exactly the k largest                          a partial sort
+`top_k`            exactly the k largest                          a few read passes
 `sampled_top_k`    about the k largest, threshold from a sample   a few read passes
 `threshold`        everything above a fixed magnitude             one read pass
 `random_k`         k at random, the same on all workers           none
@@ -29,6 +29,7 @@ from .arguments import (
 )
 from .base import Priority, PyTree, Selection
 from .bits import compact
+from .largest import k_largest, smallest_of
 from .priority import magnitude
 
 
@@ -93,8 +94,7 @@ def top_k(
     def select(x: Array, state: PyTree) -> tuple[Array, Array]:
         k = entries(density, x.shape[0])
         own = entries(float(exploration), k)
-        scores = _defined(priority.score(state, x))
-        _, indices = lax.top_k(scores, k - own)
+        indices = k_largest(priority.score(state, x), k - own)
         if own:
             others = _defined(jnp.abs(x)).at[indices].set(-1.0)
             # First, as what comes last may find no place in an exchange, ever again.
@@ -166,7 +166,7 @@ def sampled_top_k(
         fewest, most = math.ceil(low * k), math.floor(high * k)
         scores = _defined(jnp.abs(x))
         m = min(n, max(entries(sample, n), math.ceil(2 / density)))
-        first = lax.top_k(_sample(scores, m), entries(density, m))[0][-1]
+        first = smallest_of(_sample(scores, m), entries(density, m))
 
         def candidates(threshold):
             # A threshold of zero would make every zero entry a candidate.

@@ -44,7 +44,7 @@ def remember(density: float) -> optax.GradientTransformation:
     def update(updates, state, params=None):
         del params
         flat = jnp.concatenate([jnp.abs(g).ravel() for g in jax.tree.leaves(updates)])
-        bound = jax.lax.top_k(flat, round(density * flat.size))[0][-1]
+        bound = jnp.min(jax.lax.top_k(flat, round(density * flat.size))[0])
         words = jax.tree.map(
             lambda word, g: (word << 1) | (jnp.abs(g) >= bound).astype(jnp.uint32),
             state.words.value,

@@ -14,6 +14,7 @@ ORDER = [
     "base arguments",
     "tree scaling",
     "bits priority",
+    "largest",
     "codec selection",
     "scope",
     "exchange/ phases",
