@@ -16,10 +16,11 @@ import jaxsparse as js
 from train.errors import SetupError
 from train.models.convnet import ConvNet
 from train.models.lenet import LeNet
+from train.models.resnet import ResNet
 from train.parallel import AXIS
 from train.tasks import Task, classification
 
-MODELS = {"convnet": ConvNet, "lenet": LeNet}
+MODELS = {"convnet": ConvNet, "lenet": LeNet, "resnet": ResNet}
 
 SELECTIONS = {
     "top_k": js.top_k,
