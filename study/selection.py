@@ -25,7 +25,12 @@ CLAIM = [
     "dense@1",
     "topk@0.01",
     "topk:limit=1@0.01",
-    "ema:weight=256@0.01",
+    "ema:weight=64,limit=2.5@0.01/8",
+    "ema:weight=64,limit=4.5@0.01/16",
+    "ema:weight=256@0.01/8",
+    "topk:limit=2@0.01/8",
+    "topk:limit=3.5@0.01/8",
+    "topk@0.001/8",
 ]
 CURVE = ["topk@0.0025", "topk@0.001", "topk@0.0003"]
 SEARCH = [
@@ -39,7 +44,7 @@ SEARCH = [
     "penalty:factor=0.1@0.01",
     "regtopk:mu=1@0.01",
     "leader@0.01",
-    "topk:limit=2@0.01",
+    "ema:weight=64,limit=1@0.004",
     "topk:limit=0.5@0.01",
     "topk:limit=1@0.02",
     "topk:limit=1@0.004",
@@ -49,6 +54,9 @@ SEARCH = [
     "topk:limit=1@0.001",
     "topk:limit=2@0.001",
     "topk:limit=3.5@0.001",
+    "ema:weight=4,limit=3.8@0.001",
+    "ema:weight=16,limit=3.5@0.001",
+    "ema:weight=16,limit=3.8@0.001",
     "leader@0.001",
 ]
 
@@ -58,7 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_arguments(parser)
     for name, default in (("claim", CLAIM), ("curve", CURVE), ("search", SEARCH)):
         parser.add_argument(
-            f"--{name}", nargs="*", default=default, help="VARIANT@DENSITY ..."
+            f"--{name}",
+            nargs="*",
+            default=default,
+            help="VARIANT@DENSITY[/WORKERS] ...",
         )
 
 
@@ -70,10 +81,12 @@ def wanted(arguments: argparse.Namespace, workers: int) -> dict[Run, list[int]]:
         few += arguments.search
     asked = [(item, seeds) for item in arguments.claim]
     asked += [(item, seeds[:2]) for item in few]
-    found = {}
+    found: dict[Run, list[int]] = {}
     for item, its_seeds in asked:
-        variant, _, density = item.rpartition("@")
-        found[Run(variant, float(density), workers, 0)] = its_seeds
+        each, _, only = item.partition("/")
+        variant, _, density = each.rpartition("@")
+        if only in ("", str(workers)):
+            found.setdefault(Run(variant, float(density), workers, 0), its_seeds)
     return found
 
 
