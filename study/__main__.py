@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from study import limit, message, repeats, seeds, selection, server, time
+from study import largest, limit, message, repeats, seeds, selection, server, time
 
 STUDIES = {
     "seeds": seeds,
     "message": message,
+    "largest": largest,
     "repeats": repeats,
     "selection": selection,
     "limit": limit,

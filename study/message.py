@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from jaxsparse import bits, codec
+from study.clock import median_seconds
 from study.results import markdown, publish
 
 CODECS = {
@@ -46,12 +45,7 @@ def entropy_bits(n: int, k: int) -> float:
 def median_ms(function, *args, repeats: int) -> float:
     """Median time of a jitted call, in milliseconds."""
     function = jax.jit(function)
-    times = []
-    for _ in range(repeats + repeats // 2):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*args))
-        times.append(1e3 * (time.perf_counter() - start))
-    return round(statistics.median(times[-repeats:]), 3)
+    return round(1e3 * median_seconds(lambda: function(*args), repeats), 3)
 
 
 def measure(n: int, k: int, chosen: codec.Codec, repeats: int, seed: int) -> dict:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from typing import Any
 
 import jax
@@ -22,6 +20,7 @@ import numpy as np
 
 import jaxsparse as js
 from study import plots, runs
+from study.clock import median_seconds
 from study.results import markdown, publish
 from study.runs import Run
 from study.simulation import AXIS
@@ -38,17 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--target", type=float, default=0.85, help="test accuracy")
-
-
-def median_seconds(call, repeats: int = 20) -> float:
-    """Median time of a compiled call, after one to warm up."""
-    jax.block_until_ready(call())
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
 
 
 def compute_seconds(kept: runs.Runs, workers: int) -> float:

@@ -37,7 +37,7 @@ def test_a_table_takes_its_place_in_the_document(tmp_path, monkeypatch):
 
 def test_every_study_has_its_place_in_the_document():
     text = results.DOCUMENT.read_text()
-    places = ("message", "repeats", "selection", "limit", "server", "time")
+    places = ("message", "largest", "repeats", "selection", "limit", "server", "time")
     for place in ("seeds-digits", *places):
         assert f"<!-- {place} -->" in text
 

@@ -1,0 +1,65 @@
+"""Time of the exact top-k selection, in read passes and against `lax.top_k`.
+
+scripts/study largest                                    ResNet-50's 25 557 032 entries
+
+A read pass is the maximum over all magnitudes, measured in the same run: what no
+selection can do without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsparse.largest import k_largest
+from study.clock import median_seconds
+from study.results import markdown, publish
+
+ENTRIES = 25_557_032
+DENSITIES = (1e-4, 1e-3, 1e-2)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this study."""
+    parser.add_argument("--entries", type=int, default=ENTRIES)
+    parser.add_argument("--densities", type=float, nargs="+", default=DENSITIES)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures each density on one vector of heavy tails."""
+    n = 1_000_000 if arguments.quick else arguments.entries
+    magnitude, sign = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(sign, (n,)) * jnp.exp(jax.random.normal(magnitude, (n,)))
+    found = []
+    for density in arguments.densities:
+        k = round(density * n)
+        ways = {
+            "read": jax.jit(lambda x: jnp.max(jnp.abs(x))),
+            "ours": jax.jit(lambda x, k=k: k_largest(x, k)),
+            "lax": jax.jit(lambda x, k=k: lax.top_k(jnp.abs(x), k)[1]),
+        }
+        times = {
+            name: median_seconds(lambda way=way: way(x), 11)
+            for name, way in ways.items()
+        }
+        found.append({"k": k, **times})
+        print(f"k = {k:,} measured", flush=True)
+    (arguments.workdir / "data.json").write_text(json.dumps(found, indent=2) + "\n")
+    header = ["k", "read pass", "`top_k`", "in passes", "`lax.top_k`", "in passes"]
+    rows = [
+        [
+            f"{f['k']:,}",
+            f"{1e3 * f['read']:.1f} ms",
+            f"{1e3 * f['ours']:.1f} ms",
+            f"{f['ours'] / f['read']:.1f}",
+            f"{1e3 * f['lax']:.1f} ms",
+            f"{f['lax'] / f['read']:.1f}",
+        ]
+        for f in found
+    ]
+    text = f"n = {n:,}, float32; medians of 11.\n\n{markdown(header, rows)}"
+    publish("largest", text, arguments.workdir, write=arguments.write)
