@@ -76,6 +76,10 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
         "limit": shared("server", limit=2.0),
         # The same, workers choosing alike: by what was aggregated lately.
         "ema": shared("server", {"name": "ema", "decay": 0.9, "weight": 64.0}),
+        # Both: a third of the union at the accuracy of plain top-k (docs/results.md).
+        "ema_limit": shared(
+            "server", {"name": "ema", "decay": 0.9, "weight": 64.0}, limit=2.5
+        ),
         "frequency": shared(
             "server", {"name": "frequency", "window": 32, "weight": 16.0}
         ),
