@@ -51,7 +51,12 @@ def check_positive_int(call: str, value: Any, minimum: int = 1) -> int:
 
 
 def check_number(
-    call: str, value: Any, must: str, good: Callable[[float], bool]
+    call: str,
+    value: Any,
+    must: str,
+    good: Callable[[float], bool],
+    *,
+    static: bool = False,
 ) -> None:
     """A number that is ``good``; arrays pass: traced ones cannot be looked at.
 
@@ -60,12 +65,18 @@ def check_number(
       value: what was given.
       must: what it must do, as in "be positive".
       good: whether a number does; False for NaN.
+      static: shapes depend on it, so that arrays do not pass.
 
     Raises:
-      TypeError: neither a number nor an array.
+      TypeError: neither a number nor an array that may pass.
       ValueError: a number that is not good.
     """
     if isinstance(value, jax.Array):
+        if static:
+            raise TypeError(
+                f"`{call}` must be a Python number, got the array {value}: shapes "
+                "depend on it."
+            )
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{call}` must be a number, got {value!r}.")
@@ -73,9 +84,9 @@ def check_number(
         raise ValueError(f"`{call}` must {must}, got {value}.")
 
 
-def check_fraction(call: str, value: Any) -> None:
+def check_fraction(call: str, value: Any, *, static: bool = False) -> None:
     """A number in [0, 1]; see `check_number`."""
-    check_number(call, value, "lie in [0, 1]", lambda x: 0 <= x <= 1)
+    check_number(call, value, "lie in [0, 1]", lambda x: 0 <= x <= 1, static=static)
 
 
 def check_axis_name(call: str, axis_name: Any) -> None:

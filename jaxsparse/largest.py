@@ -6,8 +6,9 @@ more, the k largest of all are the k largest candidates. A wrong guess is correc
 each time by another pass, and a vector that no threshold will divide (a few values,
 over and over) is sorted after all: the result is exact in any case.
 
-Two read passes and work on about ``1.5 k + n / 32`` entries, where `lax.top_k` takes
-the time of 30 passes on a CPU; no scatter and no full sort, for GPUs.
+A sample, a read pass or two, and work on about ``1.5 k + n / 32`` entries, where
+`lax.top_k` takes the time of 30 passes on a CPU; no scatter and no full sort, for GPUs.
+Under `vmap` both ways are computed, for a condition becomes a choice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from jax import Array, lax
 
 from . import bits
 
-LONG = 1 << 18  # entries; below, one sort is as fast
+# Below so many entries, or for so few of them, `lax.top_k` is as fast.
+LONG, FEW = 1 << 18, 64
 _LINE = 16  # neighbours that are sampled together: a cache line
 _SAMPLED = 256  # entries of the sample that should lie above the threshold
 _CORRECTIONS = 3
@@ -42,8 +44,8 @@ def k_largest(x: Array, k: int) -> Array:
     Array([1, 2], dtype=int32)
     """
     n = x.shape[0]
-    if n < LONG or 16 * k > n or k == 0:
-        return lax.top_k(_size(x), k)[1]
+    if n < LONG or 16 * k > n or k < FEW:
+        return lax.top_k(sizes(x), k)[1]
     most = k + k // 2 + 1
     guess = _guess(x, 1.2 * k / n)
 
@@ -73,7 +75,7 @@ def k_largest(x: Array, k: int) -> Array:
     return lax.cond(
         right(found),
         lambda: _among(x, _unmarked(words, most, n), k),
-        lambda: lax.top_k(_size(x), k)[1],
+        lambda: lax.top_k(sizes(x), k)[1],
     )
 
 
@@ -88,7 +90,7 @@ def smallest_of(scores: Array, k: int) -> Array:
     return jnp.min(lax.top_k(scores, k)[0])
 
 
-def _size(x: Array) -> Array:
+def sizes(x: Array) -> Array:
     """The magnitude; infinity for NaN, whose order depends on the backend."""
     return jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x))
 
@@ -96,12 +98,12 @@ def _size(x: Array) -> Array:
 def _guess(x: Array, share: float) -> Array:
     """About the magnitude that a share of all entries reaches, from lines of x."""
     n = x.shape[0]
-    lines = min(math.ceil(_SAMPLED / share / _LINE), n // _LINE)
+    lines = min(math.ceil(_SAMPLED / share / _LINE), n // _LINE // 8)
     # An odd stride does not fall on one part of a matrix' rows over and over.
     stride = max((n // _LINE // lines - 1) | 1, 1)
     lines = n // (stride * _LINE)
     stretches = x[: lines * stride * _LINE].reshape(lines, stride, _LINE)
-    sample = _size(stretches[:, stride // 2].ravel())
+    sample = sizes(stretches[:, stride // 2].ravel())
     return smallest_of(sample, math.ceil(share * sample.shape[0]))
 
 
@@ -134,7 +136,7 @@ def _among(x: Array, candidates: Array, k: int) -> Array:
     """The k largest of the candidates."""
 
     def choose(candidates):
-        values = _size(x.at[candidates].get(mode="fill", fill_value=0))
+        values = sizes(x.at[candidates].get(mode="fill", fill_value=0))
         values = jnp.where(candidates < x.shape[0], values, -1)
         values, at = lax.top_k(values, k + 1)
         return candidates[at[:k]], values[k - 1] == values[k]

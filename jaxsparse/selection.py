@@ -83,7 +83,7 @@ def top_k(
       Array([1, 2], dtype=int32)
     """
     density = check_density("top_k(density=...)", density)
-    check_fraction("top_k(exploration=...)", exploration)
+    check_fraction("top_k(exploration=...)", exploration, static=True)
     if not isinstance(priority, Priority | None):
         raise TypeError(
             "`top_k(priority=...)` must be made by a call such as `js.ema()`, got "

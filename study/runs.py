@@ -42,7 +42,7 @@ class Run(NamedTuple):
     @property
     def file(self) -> str:
         """Name of the run's file."""
-        return f"{self.workers}-{self.density:g}-{self.variant}-{self.seed}.json"
+        return f"{self.workers}-{self.density:.12g}-{self.variant}-{self.seed}.json"
 
 
 class Runs:
@@ -93,7 +93,9 @@ class Runs:
             "seconds": outcome.seconds,
             **series,
         }
-        file.write_text(json.dumps(figures) + "\n")
+        unfinished = file.with_suffix(".part")
+        unfinished.write_text(json.dumps(figures) + "\n")
+        unfinished.replace(file)  # whole or not at all
         name = f"{run.variant} at {run.density:g}, {run.workers} workers"
         print(
             f"{name}, seed {run.seed}: accuracy {outcome.accuracy:.4f}, "
@@ -110,6 +112,13 @@ class Runs:
         accuracies = [f["accuracy"] for f in found]
         curve = np.mean([f["curve"] for f in found], axis=0).tolist()
         return {**found[0], **means, "accuracies": accuracies, "curve": curve}
+
+
+def kept_file(arguments: argparse.Namespace, name: str) -> Path:
+    """Where a study keeps a result of these data, steps and seeds."""
+    seeds = "-".join(map(str, arguments.seeds))
+    stem = f"{name}-{arguments.data}-{arguments.steps}-seeds-{seeds}"
+    return Path(arguments.workdir, f"{stem}.json")
 
 
 def entries_of_model(task: Task, splits: dict[str, data.Split]) -> int:

@@ -75,6 +75,11 @@ class Simulation:
           splits: the data.
           setting: workers, batches, steps.
         """
+        if setting.examples % setting.workers:
+            raise ValueError(
+                f"{setting.examples} examples of a step cannot be shared out among "
+                f"{setting.workers} workers: pass a number that divides them."
+            )
         self._task, self._splits, self.setting = task, splits, setting
         self._tx = optax.chain(exchange, optax.sgd(learning_rate(setting)))
         self._chunk = None

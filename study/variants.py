@@ -12,6 +12,19 @@ from typing import Any
 import jaxsparse as js
 from study.simulation import AXIS
 
+SERVER = ("limit", "residual", "exploration")
+SETTINGS = {
+    "dense": (),
+    "topk": SERVER,
+    "ema": ("decay", "weight", "of", "local", *SERVER),
+    "frequency": ("window", "weight", "local", *SERVER),
+    "penalty": ("decay", "threshold", "factor", "local", *SERVER),
+    "regtopk": ("mu", *SERVER),
+    "leader": (),
+}
+# What a setting's value is, if not a number.
+KINDS = {"of": str, "window": int, "local": lambda text: bool(int(text))}
+
 
 def priority(name: str, settings: dict[str, Any], workers: int) -> js.Priority | None:
     """The priority of a variant."""
@@ -26,18 +39,31 @@ def priority(name: str, settings: dict[str, Any], workers: int) -> js.Priority |
 def parse(variant: str) -> tuple[str, dict[str, Any]]:
     """``ema:weight=64,of=support`` as a name and its settings.
 
+    Raises:
+      ValueError: a name or a setting that is not known.
+
     >>> parse("ema:weight=64,of=support")
     ('ema', {'weight': 64.0, 'of': 'support'})
     """
     name, _, rest = variant.partition(":")
+    known = SETTINGS.get(name, ())
     settings: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
-        key, value = item.split("=")
-        settings[key] = value if key == "of" else float(value)
-    if "window" in settings:
-        settings["window"] = int(settings["window"])
-    if "local" in settings:
-        settings["local"] = bool(settings["local"])
+        key, _, value = item.partition("=")
+        if key not in known:
+            raise ValueError(
+                f"variant {variant!r}: {name!r} has no setting {key!r}; "
+                f"known: {', '.join(known) or 'none'}."
+            )
+        try:
+            settings[key] = KINDS.get(key, float)(value)
+        except ValueError as error:
+            raise ValueError(f"variant {variant!r}: {error}") from error
+    if name not in SETTINGS:
+        raise ValueError(
+            f"variant {variant!r}: choose from {', '.join(SETTINGS)}, each with "
+            "settings as in 'ema:weight=64,limit=2.5'."
+        )
     return name, settings
 
 

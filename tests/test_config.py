@@ -36,6 +36,12 @@ def test_default_is_digits_with_three_methods():
     assert config.run == ("dense", "topk", "dgc")
 
 
+def test_a_number_of_workers_that_a_method_cannot_take_is_told_before_training():
+    config = parse(config_flag("digits.py:dense,g_top_k"), "--config.num_workers=3")
+    with pytest.raises(SetupError, match=r"config.methods.g_top_k: .*power of two"):
+        build.optimizer(config.config, "g_top_k")
+
+
 @pytest.mark.parametrize("path", SETUPS, ids=lambda p: p.stem)
 def test_every_setup_loads_and_builds(path):
     config = runpy.run_path(str(path))["get_config"]()
@@ -48,7 +54,7 @@ def test_every_setup_loads_and_builds(path):
 @pytest.mark.parametrize(
     "method",
     "dense topk sampled_topk topk_sign threshold random_k random_block dgc power_sgd "
-    "ef_sign_sgd".split(),
+    "ef_sign_sgd server limit ema ema_limit frequency penalty leader g_top_k".split(),
 )
 def test_every_method_builds(method):
     config = parse(config_flag("digits.py:" + method)).config
@@ -126,8 +132,8 @@ def test_a_wrong_value_names_its_key(override, words):
 
 
 def test_a_wrong_model_names_the_known_ones():
-    config = parse("--config.model.name=resnet").config
-    with pytest.raises(SetupError, match="config.model.name='resnet'.*convnet, lenet"):
+    config = parse("--config.model.name=vgg").config
+    with pytest.raises(SetupError, match="config.model.name='vgg'.*convnet, lenet"):
         build.task(config)
 
 

@@ -37,6 +37,7 @@ def wanted(x, k):
 def short(monkeypatch):
     """What is done for long vectors is done for these."""
     monkeypatch.setattr(largest, "LONG", 100)
+    monkeypatch.setattr(largest, "FEW", 1)
 
 
 @pytest.mark.parametrize("k", [1, 17, 150])

@@ -23,6 +23,7 @@ from jaxsparse.exchange.server import capacities, down_capacity, part_capacity
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 N, K, STEPS = 90, 12, 5
+BFLOAT16 = js.codec.bfloat16()
 
 
 def gradients(workers, seed=0, steps=STEPS, alike=0.5):
@@ -103,8 +104,10 @@ def simulated(grads, k=K, places=N, most=N, residual=True, down=lambda v: v):
         comes = np.zeros(n, bool)
         for w in range(workers):
             candidates = np.flatnonzero(touched & (owner == w))
-            if len(candidates) > most:  # what is held competes too
-                candidates = np.flatnonzero((touched | (total != 0)) & (owner == w))
+            if most < n:  # under a limit, what is held competes too
+                own = np.abs(np.where(owner == w, total, 0))
+                wait = touched | (own > own.max() * 2.0**-7)
+                candidates = np.flatnonzero(wait & (owner == w))
             comes[candidates[by_importance(total[candidates])][:most]] = True
         mean = np.where(comes, down(total), 0)
         held = (total - mean) * residual
@@ -133,16 +136,19 @@ def test_without_overflow_it_is_the_mean_of_all_gather(workers):
         np.testing.assert_array_equal(getattr(metrics, name), getattr(others, name))
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.6, 0.95])
-def test_the_ladder_changes_no_bit(alike):
+@pytest.mark.parametrize(
+    ("alike", "downlink"),
+    [(0.0, None), (0.6, None), (0.95, None), (0.6, js.codec.sign_mean())],
+)
+def test_the_ladder_changes_no_bit(alike, downlink):
     g = np.float32(gradients(4, 1, alike=alike) * np.pi)
-    found, wanted = over(g), over(g, ladder=False)
+    found = over(g, downlink=downlink)
+    wanted = over(g, ladder=False, downlink=downlink)
     for a, b in zip(found[:3], wanted[:3], strict=True):
         np.testing.assert_array_equal(a, b)
     assert (wanted[3].rung == 0).all()
 
 
-BFLOAT16 = js.codec.bfloat16()
 SETTINGS = {
     "plain": {},
     "tight": {"slack": 0.0},
@@ -216,22 +222,31 @@ def test_what_the_limit_holds_back_comes_down_when_it_is_among_the_largest():
     assert held[:, mine].tolist() == [[0, 0, 5, 2, 0], [1, 1.5, 0, 2, 0]]
 
 
-def test_where_the_limit_does_not_bind_what_is_held_comes_down_when_touched():
+def test_what_the_limit_holds_back_comes_down_as_soon_as_there_is_room():
     workers = 2
     mine = np.flatnonzero(owners(workers) == 1)[:4]
     g = np.zeros((3, workers, N), np.float32)
     g[0][:, mine] = [8, 6, 4, 2]
-    g[1][:, mine[:1]] = 1  # the others are not touched: they wait
+    g[1][:, mine[:1]] = 1
     g[2][:, mine[2:3]] = 1
     arguments = {"selection": js.threshold(0.5, max_density=0.04)}
     arguments |= {"slack": 9.0, "ladder": False}
     mean, left, held, _ = over(g, limit=1.0, **arguments)  # 2 of 4 for each owner
     assert not left.any()
-    assert mean[:, mine].tolist() == [[8, 6, 0, 0], [1, 0, 0, 0], [0, 0, 5, 0]]
-    assert held[:, mine].tolist() == [[0, 0, 4, 2], [0, 0, 4, 2], [0, 0, 0, 2]]
+    assert mean[:, mine].tolist() == [[8, 6, 0, 0], [0, 0, 4, 2], [1, 0, 1, 0]]
+    assert held[:, mine].tolist() == [[0, 0, 4, 2], [1, 0, 0, 0], [0, 0, 0, 0]]
     lost, _, held, _ = over(g, limit=1.0, residual=False, **arguments)
     assert lost[:, mine].tolist() == [[8, 6, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]]
     assert not held.any()
+
+
+def test_what_rounding_leaves_takes_no_place_under_a_limit():
+    workers = 4
+    g = np.float32(gradients(workers, 8) * np.pi)
+    mean, _, held, metrics = over(g, limit=float(workers), downlink=BFLOAT16)
+    assert held.any()
+    for t in range(STEPS):
+        assert np.count_nonzero(mean[t]) <= metrics.aggregated[t]
 
 
 def test_exactly_the_limit_comes_down_and_it_is_the_largest():
@@ -475,6 +490,7 @@ def test_the_number_of_workers_is_needed_and_checked():
         ({"limit": 0}, ValueError, r"`server\(limit=...\)`.*positive.*got 0"),
         ({"limit": -1.0}, ValueError, r"`server\(limit=...\)`.*got -1.0"),
         ({"limit": math.inf}, ValueError, r"`server\(limit=...\)`.*finite.*got inf"),
+        ({"limit": jnp.array(2.0)}, TypeError, r"`server\(limit=...\)`.*Python number"),
         ({"limit": "2"}, TypeError, r"`server\(limit=...\)` must be a number"),
         ({"slack": -0.1}, ValueError, r"`server\(slack=...\)`.*got -0.1"),
         ({"slack": math.inf}, ValueError, r"`server\(slack=...\)`.*finite.*got inf"),

@@ -127,7 +127,7 @@ def test_the_server_wins_where_the_model_says(monkeypatch):
     monkeypatch.setattr(server, "ENTRIES", 20_000)
     monkeypatch.setattr(server, "SHARED", (0.0, 0.75, 0.9))
     found = server.compared(4)
-    assert [f["wins"] for f in found] == [f["should"] for f in found]
+    assert [f["server"] for f in found] == [f["model"] for f in found]
     assert [f["wins"] for f in found] == [False, True, True]
     for f, shared in zip(found, server.SHARED, strict=True):
         # Four selections of 200; what is not shared is disjoint.
@@ -149,3 +149,24 @@ def test_large_entries_are_remembered():
         np.testing.assert_array_equal(words >> ago & 1, largest[4 - ago])
     came = (largest[1] & largest[2:].any(0)).sum()
     assert repeats.again(words, 3) == (came, 4)
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ("foo", r"'foo': choose from dense, topk"),
+        ("topk:weight=3", r"'topk' has no setting 'weight'; known: limit"),
+        ("leader:limit=2", r"'leader' has no setting 'limit'; known: none"),
+        ("ema:weight", r"'ema:weight'.*float"),
+        ("frequency:window=2.7", r"window=2.7"),
+    ],
+)
+def test_a_wrong_variant_is_told(variant, message):
+    with pytest.raises(ValueError, match=message):
+        variants.parse(variant)
+
+
+def test_a_number_of_workers_that_does_not_divide_a_step_is_told(tmp_path):
+    kept = runs.Runs(tmp_path, "digits", Setting(steps=4, examples=4), str(tmp_path))
+    with pytest.raises(ValueError, match="4 examples .* among 3 workers"):
+        kept.get(runs.Run("topk", 0.01, 3, 0))

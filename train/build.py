@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import jax
 import optax
 from ml_collections import ConfigDict
 
@@ -89,6 +90,8 @@ def optimizer(config: ConfigDict, method: str) -> optax.GradientTransformation:
     transform = _choose(key, TRANSFORMS, settings.pop("transform"))
     try:
         exchange = transform(config.num_workers, **settings)
+        # Some refuse a number of workers only when their state is made.
+        jax.eval_shape(exchange.init, jax.ShapeDtypeStruct((64, 64), "float32"))
     except (TypeError, ValueError) as error:
         raise SetupError(f"config.methods.{method}: {error}") from error
     tx = optax.chain(

@@ -29,6 +29,9 @@ from ..codec import Codec
 from . import collectives, ownership, shards
 from .tally import from_counts
 
+# What a codec's rounding leaves is smaller, relative to the largest entry: it waits
+# until the entry is touched again.
+ROUNDING = 2.0**-7
 # One rung of the ladder holds so many times what the one below holds.
 STEP = 1.1
 
@@ -56,8 +59,9 @@ def server(
         workers.
       ladder: agree on the largest union by one scalar and send the smallest message
         that holds it; without, always one for the largest possible union.
-      residual: the server holds back what it did not send down, by limit or codec,
-        until it is among the largest or touched again. Without, that is lost.
+      residual: the server holds back what it did not send down, by limit until it is
+        among the largest, by codec until the entry is touched again. Without, that is
+        lost.
       slack: capacity of an uplink part beyond ``k / N`` entries, in standard
         deviations. What overflows stays in ``left``, the least important first, and is
         counted.
@@ -88,12 +92,14 @@ def server(
             limit,
             "be positive and finite",
             lambda x: 0 < x < math.inf,
+            static=True,
         )
     check_number(
         "server(slack=...)",
         slack,
         "be finite and not negative",
         lambda x: 0 <= x < math.inf,
+        static=True,
     )
     if not isinstance(downlink, Codec | None):
         raise TypeError(
@@ -132,7 +138,11 @@ def server(
         shard, tally = shards.add_up(
             received, state.residual.value, places, workers, codec
         )
-        listed = shards.largest(shard, tally.hits > 0, most)
+        waiting = tally.hits > 0
+        if limit is not None:  # what was held back competes at every step
+            size_of = jnp.abs(shard)
+            waiting |= size_of > jnp.max(size_of, initial=0.0) * ROUNDING
+        listed = shards.largest(shard, waiting, most)
 
         listed = lax.sort(listed, is_stable=False)
         values = shard.at[listed].get(mode="fill", fill_value=0)

@@ -13,6 +13,7 @@ from jax import Array, lax
 from .. import codec as codec_lib
 from ..bits import compact
 from ..codec import Codec
+from ..largest import sizes
 from . import collectives, ownership
 from .tally import Tally
 
@@ -94,11 +95,8 @@ def add_up(
     return lax.scan(add, start, messages)[0]
 
 
-def largest(shard: Array, touched: Array, most: int) -> Array:
-    """The touched rows; if they are more than that, the largest of all rows.
-
-    What was held back earlier competes then, touched or not. Otherwise it waits, for
-    most of it is what rounding left.
+def largest(shard: Array, waiting: Array, most: int) -> Array:
+    """The rows that wait to be sent, at most so many, the largest if there are more.
 
     Returns:
       int32[most]; the length of the shard in empty places, which come last.
@@ -106,14 +104,14 @@ def largest(shard: Array, touched: Array, most: int) -> Array:
     size = shard.shape[0]
 
     def by_size():
-        scores = jnp.where(touched | (shard != 0), jnp.abs(shard), -1.0)
+        scores = jnp.where(waiting, sizes(shard), -1.0)
         values, at = lax.top_k(scores, most)
         return jnp.where(values < 0, size, at).astype(jnp.int32)
 
     return lax.cond(
-        jnp.sum(touched, dtype=jnp.int32) > most,
+        jnp.sum(waiting, dtype=jnp.int32) > most,
         by_size,
-        lambda: compact(touched, most),
+        lambda: compact(waiting, most),
     )
 
 
