@@ -34,32 +34,23 @@ CLAIM = [
     "topk:limit=3.5@0.01/8",
     "topk@0.001/8",
 ]
-CURVE = ["topk@0.0025", "topk@0.001", "topk@0.0003"]
+CURVE = ["topk@0.0025/8", "topk@0.001/8", "topk@0.0003/8"]
 SEARCH = [
     "topk@0.0001",
     "frequency:weight=64@0.01",
-    "ema:weight=64,of=support@0.01",
     "ema:weight=64@0.01",
-    "ema:weight=1024@0.01",
-    "ema:weight=256,exploration=0.25@0.01",
-    "ema:weight=64,limit=1@0.01",
     "penalty:factor=0.1@0.01",
-    "regtopk:mu=1@0.01",
     "leader@0.01",
-    "ema:weight=64,limit=1@0.004",
-    "topk:limit=0.5@0.01",
     "topk:limit=1@0.02",
     "topk:limit=1@0.004",
     "ema:weight=64@0.001",
     "ema:weight=256@0.001",
-    "penalty:factor=0.1@0.001",
     "topk:limit=1@0.001",
     "topk:limit=2@0.001",
     "topk:limit=3.5@0.001",
     "ema:weight=4,limit=3.8@0.001",
     "ema:weight=16,limit=3.5@0.001",
     "ema:weight=16,limit=3.8@0.001",
-    "leader@0.001",
 ]
 
 
