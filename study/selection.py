@@ -24,7 +24,7 @@ from study.runs import Run
 from study.variants import moved, parse, sent_down
 
 CLAIM = [
-    "dense@1",
+    "dense@1/8",
     "topk@0.01",
     "topk:limit=1@0.01",
     "ema:weight=64,limit=2.5@0.01/8",
@@ -34,9 +34,8 @@ CLAIM = [
     "topk:limit=3.5@0.01/8",
     "topk@0.001/8",
 ]
-CURVE = ["topk@0.0025/8", "topk@0.001/8", "topk@0.0003/8"]
+CURVE = ["dense@1/16", "topk@0.0025/8", "topk@0.001/8", "topk@0.0003/8"]
 SEARCH = [
-    "topk@0.0001",
     "frequency:weight=64@0.01",
     "ema:weight=64@0.01",
     "penalty:factor=0.1@0.01",
