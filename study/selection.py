@@ -36,7 +36,6 @@ CLAIM = [
 ]
 CURVE = ["dense@1/16", "topk@0.0025/8", "topk@0.001/8", "topk@0.0003/8"]
 SEARCH = [
-    "frequency:weight=64@0.01",
     "ema:weight=64@0.01",
     "penalty:factor=0.1@0.01",
     "leader@0.01",
