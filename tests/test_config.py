@@ -36,6 +36,14 @@ def test_default_is_digits_with_three_methods():
     assert config.run == ("dense", "topk", "dgc")
 
 
+def test_a_priority_that_is_not_known_names_its_method():
+    wrong = "--config.methods.ema.selection.priority.name=foo"
+    config = parse(config_flag("digits.py:ema"), wrong).config
+    message = r"config.methods.ema: selection.priority.name='foo'.*ema, frequency"
+    with pytest.raises(SetupError, match=message):
+        build.optimizer(config, "ema")
+
+
 def test_a_number_of_workers_that_a_method_cannot_take_is_told_before_training():
     config = parse(config_flag("digits.py:dense,g_top_k"), "--config.num_workers=3")
     with pytest.raises(SetupError, match=r"config.methods.g_top_k: .*power of two"):

@@ -92,7 +92,7 @@ def optimizer(config: ConfigDict, method: str) -> optax.GradientTransformation:
         exchange = transform(config.num_workers, **settings)
         # Some refuse a number of workers only when their state is made.
         jax.eval_shape(exchange.init, jax.ShapeDtypeStruct((64, 64), "float32"))
-    except (TypeError, ValueError) as error:
+    except (SetupError, TypeError, ValueError) as error:
         raise SetupError(f"config.methods.{method}: {error}") from error
     tx = optax.chain(
         exchange,
