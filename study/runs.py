@@ -137,6 +137,12 @@ def add_arguments(
     """Options that these studies share, with their defaults; None: no such option."""
     parser.add_argument("--data", choices=DATA, default="fashion_mnist")
     parser.add_argument("--data-dir", default="data")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        help="where finished runs are kept, by default beside the studies; "
+        "docs/runs has those of docs/results.md",
+    )
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--workers", type=int, nargs="+", default=list(workers))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
@@ -153,6 +159,6 @@ def open_runs(arguments: argparse.Namespace) -> Runs:
         arguments.workers, arguments.seeds = [4], [0]
         if hasattr(arguments, "densities"):
             arguments.densities = arguments.densities[:1]
-    folder = arguments.workdir.parent / "runs"
+    folder = arguments.runs or arguments.workdir.parent / "runs"
     setting = Setting(steps=arguments.steps)
     return Runs(folder, arguments.data, setting, arguments.data_dir)
