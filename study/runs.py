@@ -141,7 +141,7 @@ def add_arguments(
         "--runs",
         type=Path,
         help="where finished runs are kept, by default beside the studies; "
-        "docs/runs has those of docs/results.md",
+        "docs/measured has those of docs/results.md",
     )
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--workers", type=int, nargs="+", default=list(workers))
