@@ -36,6 +36,8 @@ CLAIM = [
 ]
 CURVE = ["dense@1/16", "topk@0.0025/8", "topk@0.001/8", "topk@0.0003/8"]
 SEARCH = [
+    "topk@0.0001",
+    "frequency:weight=64@0.01",
     "ema:weight=64@0.01",
     "penalty:factor=0.1@0.01",
     "leader@0.01",
@@ -141,8 +143,12 @@ def picture(path, found: list[dict[str, Any]], arguments: argparse.Namespace) ->
     """Accuracy against bytes: plain top-k a line with its band, variants points."""
     figure, axes = plots.panels(len(arguments.workers))
     # A run that diverged would press all others together: it is named, not drawn.
-    curve = [a for f in found if f["variant"] == "topk" for a in f["accuracies"]]
-    lowest, best = min(curve) - 0.02, max(max(f["accuracies"]) for f in found)
+    curve = [f["accuracies"] for f in found if f["variant"] == "topk"]
+    curve = [min(sample) for sample in curve if min(sample) > 0.5]
+    lowest, best = (
+        min(curve, default=0.0) - 0.02,
+        max(max(f["accuracies"]) for f in found),
+    )
     for ax, workers in zip(axes, arguments.workers, strict=True):
         mine = [f for f in found if f["workers"] == workers]
         plain = [f for f in mine if f["variant"] == "topk"]
