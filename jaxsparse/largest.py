@@ -55,14 +55,8 @@ def k_largest(x: Array, k: int) -> Array:
         return threshold, below, above, words, found
 
     def correct(threshold, below, above, words, found):
-        below = jnp.where(found < k, below, threshold)
-        above = jnp.where(found < k, threshold, above)
-        threshold = jnp.where(
-            (below > 0) & (above < jnp.inf),
-            below + (above - below) / 2,
-            threshold * jnp.where(found < k, 0.8, 1.25),
-        )
-        return marked(threshold, below, above)
+        del words
+        return marked(*narrowed(threshold, below, above, found < k))
 
     def right(found):
         return (found >= k) & (found <= most)
@@ -77,6 +71,26 @@ def k_largest(x: Array, k: int) -> Array:
         lambda: _among(x, _unmarked(words, most, n), k),
         lambda: lax.top_k(sizes(x), k)[1],
     )
+
+
+def narrowed(
+    threshold: Array, below: Array, above: Array, too_few: Array
+) -> tuple[Array, Array, Array]:
+    """The next threshold to try, and the bounds that are known of the right one.
+
+    By a factor of 0.8 or 1.25, or halfway, once it is bounded on both sides.
+
+    >>> narrowed(jnp.float32(4), jnp.float32(0), jnp.float32(8), False)
+    (Array(6., dtype=float32), Array(4., dtype=float32), Array(8., dtype=float32))
+    """
+    below = jnp.where(too_few, below, threshold)
+    above = jnp.where(too_few, threshold, above)
+    threshold = jnp.where(
+        (below > 0) & (above < jnp.inf),
+        below + (above - below) / 2,
+        threshold * jnp.where(too_few, 0.8, 1.25),
+    )
+    return threshold, below, above
 
 
 def smallest_of(scores: Array, k: int) -> Array:

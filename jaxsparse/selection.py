@@ -29,17 +29,12 @@ from .arguments import (
 )
 from .base import Priority, PyTree, Selection
 from .bits import compact
-from .largest import k_largest, smallest_of
+from .largest import k_largest, narrowed, sizes, smallest_of
 from .priority import magnitude
 
 
 def _no_overflow() -> Array:
     return jnp.zeros((), jnp.int32)
-
-
-def _defined(scores: Array) -> Array:
-    """Infinity for NaN, whose place in an order depends on the backend."""
-    return jnp.where(jnp.isnan(scores), jnp.inf, scores)
 
 
 def _largest(scores: Array, k: int) -> Array:
@@ -96,7 +91,7 @@ def top_k(
         own = entries(float(exploration), k)
         indices = k_largest(priority.score(state, x), k - own)
         if own:
-            others = _defined(jnp.abs(x)).at[indices].set(-1.0)
+            others = sizes(x).at[indices].set(-1.0)
             # First, as what comes last may find no place in an exchange, ever again.
             indices = jnp.concatenate([lax.top_k(others, own)[1], indices])
         return indices, _no_overflow()
@@ -164,7 +159,7 @@ def sampled_top_k(
         if k == n:  # everything; no sample can tell the smallest entry
             return jnp.arange(n, dtype=jnp.int32), _no_overflow()
         fewest, most = math.ceil(low * k), math.floor(high * k)
-        scores = _defined(jnp.abs(x))
+        scores = sizes(x)
         m = min(n, max(entries(sample, n), math.ceil(2 / density)))
         first = smallest_of(_sample(scores, m), entries(density, m))
 
@@ -182,13 +177,7 @@ def sampled_top_k(
 
         def adjust(carry):
             threshold, found, below, above, step = carry
-            below = jnp.where(found < k, below, threshold)
-            above = jnp.where(found < k, threshold, above)
-            threshold = jnp.where(
-                (below > 0) & (above < jnp.inf),
-                below + (above - below) / 2,
-                threshold * jnp.where(found < k, 0.8, 1.25),
-            )
+            threshold, below, above = narrowed(threshold, below, above, found < k)
             return threshold, count(threshold), below, above, step + 1
 
         # Made from what varies between workers, so that shard_map's types agree.
@@ -254,7 +243,7 @@ def threshold(value: float | Array, *, max_density: float) -> Selection:
     def select(x: Array, state: PyTree) -> tuple[Array, Array]:
         del state
         k = entries(max_density, x.shape[0])
-        scores = _defined(jnp.abs(x))
+        scores = sizes(x)
         over = scores > value
         found = jnp.sum(over, dtype=jnp.int32)
         indices = lax.cond(

@@ -9,7 +9,6 @@ selection can do without.
 from __future__ import annotations
 
 import argparse
-import json
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jax import lax
 from jaxsparse.largest import k_largest
 from study.clock import median_seconds
 from study.results import markdown, publish
+from train.report import write_json
 
 ENTRIES = 25_557_032
 DENSITIES = (1e-4, 1e-3, 1e-2)
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
         }
         found.append({"k": k, **times})
         print(f"k = {k:,} measured", flush=True)
-    (arguments.workdir / "data.json").write_text(json.dumps(found, indent=2) + "\n")
+    write_json(arguments.workdir / "data.json", found)
     header = ["k", "read pass", "`top_k`", "in passes", "`lax.top_k`", "in passes"]
     rows = [
         [

@@ -9,13 +9,13 @@ remembers the rest, or, for comparison, forgets it.
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from study import plots, runs
 from study.results import markdown, publish
 from study.runs import Run
 from study.variants import moved, sent_down
+from train.report import write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
                 found.append({**figures, "limit": limit, "residual": residual})
         figures = kept.mean(Run("topk", density, workers, 0), arguments.seeds)
         found.append({**figures, "limit": workers, "residual": None})
-    (arguments.workdir / "data.json").write_text(json.dumps(found, indent=2) + "\n")
+    write_json(arguments.workdir / "data.json", found)
     picture(found, arguments)
     names = {True: "remembered", False: "lost", None: "no limit"}
     rows = []

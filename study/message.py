@@ -23,6 +23,7 @@ from jax import lax
 from jaxsparse import bits, codec
 from study.clock import median_seconds
 from study.results import markdown, publish
+from train.report import write_json
 
 CODECS = {
     factory.__name__: factory
@@ -110,7 +111,7 @@ def run(arguments: argparse.Namespace) -> None:
         k = math.ceil(density * arguments.n)
         found.append(measure(arguments.n, k, chosen, repeats, arguments.seed))
         print(json.dumps(found[-1]))
-    (arguments.workdir / "data.json").write_text(json.dumps(found, indent=2) + "\n")
+    write_json(arguments.workdir / "data.json", found)
     header = ["k", "bits per entry", "index bits", "entropy", "index / entropy"]
     header += ["encode", "decode", "both"]
     rows = [

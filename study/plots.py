@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,6 +19,13 @@ def panels(columns: int, *, sharey: bool = True) -> tuple[Figure, Sequence[Axes]
     return figure, figure.subplots(1, columns, squeeze=False, sharey=sharey)[0]
 
 
+def spread(samples: Sequence[Sequence[float]]) -> tuple[np.ndarray, ...]:
+    """Mean, lowest and highest of each sample; samples may differ in size."""
+    return tuple(
+        np.array([of(sample) for sample in samples]) for of in (np.mean, np.min, np.max)
+    )
+
+
 def band(
     ax: Axes,
     xs: Sequence[float],
@@ -26,9 +34,8 @@ def band(
     **style: Any,
 ) -> None:
     """A line through the samples' means, a band from the lowest to the highest."""
-    means = [sum(sample) / len(sample) for sample in samples]
+    means, low, high = spread(samples)
     (line,) = ax.plot(xs, means, label=label, **style)
-    low, high = ([choose(sample) for sample in samples] for choose in (min, max))
     ax.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, lw=0)
 
 
@@ -40,10 +47,10 @@ def points(
     **style: Any,
 ) -> None:
     """The means of the samples as points, bars from the lowest to the highest."""
-    means = [sum(sample) / len(sample) for sample in samples]
-    below = [m - min(sample) for m, sample in zip(means, samples, strict=True)]
-    above = [max(sample) - m for m, sample in zip(means, samples, strict=True)]
-    ax.errorbar(xs, means, [below, above], label=label, ls="", ms=5, **style)
+    means, low, high = spread(samples)
+    ax.errorbar(
+        xs, means, [means - low, high - means], label=label, ls="", ms=5, **style
+    )
 
 
 def finish(figure: Figure, axes: Sequence[Axes], path: Path) -> None:

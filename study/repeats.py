@@ -23,6 +23,7 @@ import jaxsparse as js
 from study import plots, runs
 from study.results import markdown, publish
 from study.simulation import AXIS, Simulation
+from train.report import write_json
 
 WINDOWS = (1, 2, 4, 8, 16, 31)  # steps; a history is one word of 32 bits
 
@@ -135,7 +136,7 @@ def run(arguments: argparse.Namespace) -> None:
             file = runs.kept_file(arguments, f"{kind}-{workers}-{density!r}")
             if not file.exists():
                 shares = observed(kept, kind, density, workers, arguments.seeds)
-                file.write_text(json.dumps(shares) + "\n")
+                write_json(file, shares)
             found[kind, density] = json.loads(file.read_text())
     figure, axes = plots.panels(len(found))
     rows = []

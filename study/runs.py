@@ -21,6 +21,7 @@ from study.variants import exchange_of
 from train import data
 from train.models.convnet import ConvNet
 from train.models.lenet import LeNet
+from train.report import write_json
 from train.tasks import Task, classification
 
 DATA = {
@@ -93,9 +94,7 @@ class Runs:
             "seconds": outcome.seconds,
             **series,
         }
-        unfinished = file.with_suffix(".part")
-        unfinished.write_text(json.dumps(figures) + "\n")
-        unfinished.replace(file)  # whole or not at all
+        write_json(file, figures)
         name = f"{run.variant} at {run.density:g}, {run.workers} workers"
         print(
             f"{name}, seed {run.seed}: accuracy {outcome.accuracy:.4f}, "

@@ -14,7 +14,6 @@ the first number of workers.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from typing import Any
 
@@ -22,6 +21,7 @@ from study import plots, runs
 from study.results import markdown, publish
 from study.runs import Run
 from study.variants import moved, parse, sent_down
+from train.report import write_json
 
 CLAIM = [
     "dense@1/8",
@@ -99,9 +99,7 @@ def run(arguments: argparse.Namespace) -> None:
         for each, seeds in wanted(arguments, workers).items():
             figures = kept.mean(each, seeds)
             found.append({**figures, **moved(figures, n)})
-    (arguments.workdir / f"{arguments.place}.json").write_text(
-        json.dumps(found, indent=2) + "\n"
-    )
+    write_json(arguments.workdir / f"{arguments.place}.json", found)
     picture(arguments.workdir / f"{arguments.place}.png", found, arguments)
     text = "\n\n".join(table(found, workers) for workers in arguments.workers)
     title = f"`{arguments.data}`, {n:,} parameters, {arguments.steps} steps of "

@@ -24,6 +24,7 @@ from jaxsparse.exchange.ownership import owner
 from study import plots, runs
 from study.results import markdown, publish
 from study.simulation import AXIS, Simulation
+from train.report import write_json
 
 K, ENTRIES = 1000, 200_000
 SHARED = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)  # part of a selection that all have
@@ -161,7 +162,7 @@ def run(arguments: argparse.Namespace) -> None:
             file = runs.kept_file(arguments, f"ladder-{workers}-{density!r}")
             if not file.exists():
                 data = trained(kept, density, workers, arguments.seeds[0])
-                file.write_text(json.dumps(data) + "\n")
+                write_json(file, data)
             f = json.loads(file.read_text())
             followed.append(f)
             down, ideal = np.mean(f["down"]), np.mean(f["ideal"])

@@ -11,7 +11,6 @@ worker's link.
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from study.results import markdown, publish
 from study.runs import Run
 from study.simulation import AXIS
 from study.variants import exchange_of, moved_step, sent_down
+from train.report import write_json
 
 RATES = (1e7, 1e8, 1e9)  # bits per second
 LATENCY = 1e-4  # seconds per transfer
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> None:
             seconds[rate] = [js.cost.seconds(s, **given) for s in (step, central)]
         steps = first_reached(figures["curve"], arguments.target)
         found.append({**figures, "select": select, "times": seconds, "reached": steps})
-    (arguments.workdir / "data.json").write_text(json.dumps(found, indent=2) + "\n")
+    write_json(arguments.workdir / "data.json", found)
     header = ["variant", "selection and coding", "steps to the target"]
     for rate in arguments.rates:
         name = named(rate)

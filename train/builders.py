@@ -8,6 +8,7 @@ files, which are read without TensorFlow.
 
 from __future__ import annotations
 
+import abc
 import gzip
 import hashlib
 import io
@@ -55,9 +56,9 @@ class ArrayBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             return {}
         return {url.rpartition("/")[2]: i for url, i in cls.SOURCE.url_infos.items()}
 
+    @abc.abstractmethod
     def arrays(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Images and labels of every split."""
-        raise NotImplementedError
 
     def read(self, name: str) -> bytes:
         """The verified bytes of one source file."""

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from .. import bits
-from ..base import Exchange, ExchangeMetrics, PyTree, Selected, WorkerLocal
+from ..base import Exchange, ExchangeMetrics, PyTree, Selected
 from ..codec import Codec
-from ..scaling import norm
 from . import collectives
+from .tally import of_shared
 
 
 class SharedSupportState(NamedTuple):
@@ -69,10 +69,10 @@ def shared_support() -> Exchange:
         workers = collectives.axis_size(axis_name)
         support = jnp.sort(selected.indices)
         if not selected.agreed:
-            leader = collectives.worker(axis_name) == state.step % workers
+            leader = state.step % workers
             words = bits.encode_indices(support, n)
-            words = jnp.where(leader, words, jnp.zeros_like(words))
-            support = bits.decode_indices(collectives.total(words, axis_name), k, n)
+            words = collectives.broadcast(words, leader, axis_name)
+            support = bits.decode_indices(words, k, n)
         values = x.at[support].get(mode="fill", fill_value=0)
         sent = codec.decode(*codec.encode(values, support < n))
         sent = jnp.where(support < n, sent, 0)
@@ -80,15 +80,7 @@ def shared_support() -> Exchange:
         mean = jnp.zeros(n, jnp.float32).at[support].set(averaged, mode="drop")
         left = x.at[support].add(-sent, mode="drop")
         chosen = jnp.sum(support < n, dtype=jnp.int32)
-        metrics = ExchangeMetrics(
-            selected=chosen.astype(jnp.float32),
-            aggregated=chosen,
-            overlap=jnp.full((), workers, jnp.float32),
-            common=chosen.astype(jnp.float32),
-            overflow=jnp.zeros((), jnp.float32),
-            rung=jnp.zeros((), jnp.int32),
-            sent_norm=WorkerLocal(norm(sent)),
-        )
+        metrics = of_shared(chosen, workers, sent)
         return mean, left, SharedSupportState(state.step + jnp.uint32(1)), metrics
 
     return Exchange(init, send)

@@ -50,6 +50,19 @@ class Tally(NamedTuple):
         return from_counts(self.counts(), num_workers, sent, rung)
 
 
+def of_shared(chosen: Array, num_workers: int, sent: Array) -> ExchangeMetrics:
+    """Metrics where all workers send values at the same ``chosen`` entries (int32)."""
+    return ExchangeMetrics(
+        selected=chosen.astype(jnp.float32),
+        aggregated=chosen,
+        overlap=jnp.full((), num_workers, jnp.float32),
+        common=chosen.astype(jnp.float32),
+        overflow=jnp.zeros((), jnp.float32),
+        rung=jnp.zeros((), jnp.int32),
+        sent_norm=WorkerLocal(norm(sent)),
+    )
+
+
 def from_counts(
     counts: Array, num_workers: int, sent: Array, rung: Array | None = None
 ) -> ExchangeMetrics:

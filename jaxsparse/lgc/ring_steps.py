@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..base import ExchangeMetrics, WorkerLocal
 from ..exchange import collectives
 from ..exchange.fixed_point import fixed_point_mean
-from ..scaling import norm
+from ..exchange.tally import of_shared
 from . import order, vectors
 from .stages import LgcState, Settings
 from .training import nmse, train
@@ -71,11 +70,7 @@ class RingSteps(NamedTuple):
     def plain(self, x: Array, own: Array, state: LgcState):
         """The same in the compressed stage, where it counts as a fallback."""
         mean, left, state = self.training(x, own, state)
-        quality = state.quality._replace(
-            gate=jnp.zeros_like(state.quality.gate),
-            fallbacks=state.quality.fallbacks + 1,
-        )
-        return mean, left, state._replace(quality=quality)
+        return mean, left, state.fell_back()
 
     def compressed(self, x: Array, own: Array, state: LgcState):
         """Everyone's latent, averaged on the way."""
@@ -135,10 +130,7 @@ class RingSteps(NamedTuple):
             "mean",
             jnp.zeros((), jnp.int32),
         )
-        quality = state.quality._replace(
-            nmse=error, measured=state.quality.measured + 1
-        )
-        return state._replace(params=params, optimizer=optimizer, quality=quality)
+        return state.learned(params, optimizer, error)
 
     def _placed(self, x, agreed: Agreed, averaged, sent, state: LgcState):
         """Mean and rest as vectors, and the metrics."""
@@ -147,13 +139,6 @@ class RingSteps(NamedTuple):
         mean = jnp.zeros(n, jnp.float32).at[agreed.support].set(averaged, mode="drop")
         left = vectors.subtract_at(x, agreed.support, sent)
         chosen = jnp.sum(agreed.support < n, dtype=jnp.int32)
-        metrics = ExchangeMetrics(
-            selected=chosen.astype(jnp.float32),
-            aggregated=chosen,
-            overlap=jnp.full((), workers, jnp.float32),
-            common=chosen.astype(jnp.float32),
-            overflow=jnp.zeros((), jnp.float32),
-            rung=jnp.zeros((), jnp.int32),
-            sent_norm=WorkerLocal(norm(jnp.where(agreed.support < n, sent, 0))),
-        )
+        sent = jnp.where(agreed.support < n, sent, 0)
+        metrics = of_shared(chosen, workers, sent)
         return mean, left, state._replace(metrics=metrics)

@@ -109,12 +109,7 @@ class ServerSteps(NamedTuple):
         scale = vectors.rms(values, known.support < n)
         seen = vectors.normalised(values, scale, known.signs)
         state = self._learn(state, seen[None], jnp.zeros((), jnp.int32))
-        quality = state.quality._replace(
-            gate=jnp.zeros_like(state.quality.gate),
-            fallbacks=state.quality.fallbacks + 1,
-        )
-        state = state._replace(quality=quality)
-        return self._decoded_once(x, own, known, values, state)
+        return self._decoded_once(x, own, known, values, state.fell_back())
 
     def _arranged(self, at: Array, values: Array, n: int):
         """Support, signs, scale, and the values as the code sees them."""
@@ -149,10 +144,7 @@ class ServerSteps(NamedTuple):
             "leader" if shared.code.innovation else "own",
             leader,
         )
-        quality = state.quality._replace(
-            nmse=error, measured=state.quality.measured + 1
-        )
-        return state._replace(params=params, optimizer=optimizer, quality=quality)
+        return state.learned(params, optimizer, error)
 
     def _lead(self, header, support, signs, payload, n: int, state) -> Leading:
         """The leader's message, on all workers."""

@@ -53,6 +53,19 @@ class LgcState(NamedTuple):
     quality: LgcMetrics
     metrics: ExchangeMetrics  # of the latest step
 
+    def learned(self, params: PyTree, optimizer: PyTree, error: Array) -> LgcState:
+        """After the code was measured and trained."""
+        quality = self.quality._replace(nmse=error, measured=self.quality.measured + 1)
+        return self._replace(params=params, optimizer=optimizer, quality=quality)
+
+    def fell_back(self) -> LgcState:
+        """After plain values were sent where a latent was due."""
+        quality = self.quality._replace(
+            gate=jnp.zeros_like(self.quality.gate),
+            fallbacks=self.quality.fallbacks + 1,
+        )
+        return self._replace(quality=quality)
+
 
 class Settings(NamedTuple):
     """The arguments that the two forms share, checked."""
