@@ -10,7 +10,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from study import largest, limit, message, repeats, seeds, selection, server, time
+from study import (
+    largest,
+    lgc,
+    limit,
+    message,
+    repeats,
+    seeds,
+    selection,
+    server,
+    time,
+)
 
 STUDIES = {
     "seeds": seeds,
@@ -21,6 +31,7 @@ STUDIES = {
     "limit": limit,
     "server": server,
     "time": time,
+    "lgc": lgc,
 }
 
 

@@ -68,13 +68,10 @@ class Runs:
         key = run._replace(seed=0)
         if key not in self._simulations:
             self._simulations.clear()  # one program at a time
+            setting = self.setting._replace(workers=run.workers)
+            exchange = exchange_of(run.variant, run.density, setting)
             self._simulations[key] = Simulation(
-                self.task,
-                exchange_of(
-                    run.variant, run.density, run.workers, self.setting.momentum
-                ),
-                self.splits,
-                self.setting._replace(workers=run.workers),
+                self.task, exchange, self.splits, setting
             )
         simulation, curve = self._simulations[key], []
         every = max(CHUNK, self.setting.steps // 15)
@@ -86,6 +83,8 @@ class Runs:
 
         outcome = simulation.run(run.seed, watch)
         series = {name: float(np.mean(v)) for name, v in outcome.metrics.items()}
+        half = self.setting.steps // 2  # behind all stages of learned compression
+        late = {name: float(np.mean(v[half:])) for name, v in outcome.metrics.items()}
         figures = {
             **run._asdict(),
             "accuracy": outcome.accuracy,
@@ -93,6 +92,8 @@ class Runs:
             "curve": curve,
             "seconds": outcome.seconds,
             **series,
+            "late": late,
+            "nmse_curve": outcome.metrics["nmse"][:: max(1, self.setting.steps // 60)],
         }
         write_json(file, figures)
         name = f"{run.variant} at {run.density:g}, {run.workers} workers"
@@ -109,8 +110,12 @@ class Runs:
         numbers = [k for k, v in found[0].items() if isinstance(v, float)]
         means = {k: statistics.mean(f[k] for f in found) for k in numbers}
         accuracies = [f["accuracy"] for f in found]
-        curve = np.mean([f["curve"] for f in found], axis=0).tolist()
-        return {**found[0], **means, "accuracies": accuracies, "curve": curve}
+        means["curve"] = np.mean([f["curve"] for f in found], axis=0).tolist()
+        if all("late" in f for f in found):
+            means["nmse_curve"] = np.mean([f["nmse_curve"] for f in found], 0).tolist()
+            late = {k: [f["late"][k] for f in found] for k in found[0]["late"]}
+            means["late"] = {k: statistics.mean(v) for k, v in late.items()}
+        return {**found[0], **means, "accuracies": accuracies}
 
 
 def kept_file(arguments: argparse.Namespace, name: str) -> Path:

@@ -22,7 +22,7 @@ from study import plots, runs
 from study.clock import median_seconds
 from study.results import markdown, publish
 from study.runs import Run
-from study.simulation import AXIS
+from study.simulation import AXIS, Setting
 from study.variants import exchange_of, moved_step, sent_down
 from train.report import write_json
 
@@ -51,7 +51,7 @@ def compute_seconds(kept: runs.Runs, workers: int) -> float:
 
 def exchange_seconds(variant: str, density: float, workers: int, n: int) -> float:
     """Memory, selection, coding and decoding of one worker: those of N, over N."""
-    exchange = exchange_of(variant, density, workers, 0.9)
+    exchange = exchange_of(variant, density, Setting(workers))
     grads = jax.random.normal(jax.random.key(0), (workers, n))
     state = exchange.init(jnp.zeros(n))
     is_local = js.local_leaves(

@@ -2,7 +2,9 @@
 
 ``topk``, ``frequency``, ``ema``, ``penalty`` and ``regtopk`` choose, with the settings
 of the library's priorities and `js.top_k`'s ``exploration``; ``limit`` and ``residual``
-are those of `js.server`. ``leader`` is the leader's choice, ``dense`` sends everything.
+are those of `js.server`. ``leader`` is the leader's choice, ``dense`` sends everything;
+``lgc_server`` and ``lgc_ring`` are in `learned.py`. ``start`` is the share of the steps
+that average everything, before the method begins.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import jaxsparse as js
-from study.simulation import AXIS
+from study import learned
+from study.simulation import AXIS, Setting
 
-SERVER = ("limit", "residual", "exploration")
+SERVER = ("limit", "residual", "exploration", "codec", "start")
 SETTINGS = {
     "dense": (),
     "topk": SERVER,
@@ -20,10 +23,17 @@ SETTINGS = {
     "frequency": ("window", "weight", "local", *SERVER),
     "penalty": ("decay", "threshold", "factor", "local", *SERVER),
     "regtopk": ("mu", *SERVER),
-    "leader": (),
+    "leader": ("start",),
+    **learned.SETTINGS,
 }
 # What a setting's value is, if not a number.
-KINDS = {"of": str, "window": int, "local": lambda text: bool(int(text))}
+KINDS = {
+    "of": str,
+    "codec": str,
+    "window": int,
+    "local": lambda text: bool(int(text)),
+    **learned.KINDS,
+}
 
 
 def priority(name: str, settings: dict[str, Any], workers: int) -> js.Priority | None:
@@ -67,14 +77,30 @@ def parse(variant: str) -> tuple[str, dict[str, Any]]:
     return name, settings
 
 
-def exchange_of(variant: str, density: float, workers: int, momentum: float) -> Any:
+def exchange_of(variant: str, density: float, setting: Setting) -> Any:
     """The transformation of a variant: DGC's memory around its reducer."""
     name, settings = parse(variant)
+    dense = js.dense(axis_name=AXIS)
     if name == "dense":
-        return js.momentum_correction(js.dense(axis_name=AXIS), momentum)
+        reducer = dense
+    elif name in learned.SETTINGS:
+        reducer = learned.reducer(name, settings, density, setting)
+    else:
+        start = round(settings.pop("start", 0.0) * setting.steps)
+        reducer = sparse_of(name, settings, density, setting.workers)
+        if start:
+            reducer = js.phases([(start, dense), (None, reducer)])
+    return js.momentum_correction(reducer, setting.momentum)
+
+
+def sparse_of(
+    name: str, settings: dict[str, Any], density: float, workers: int
+) -> js.Reducer:
+    """The reducer of a variant that sends chosen entries."""
     limit = settings.pop("limit", None)
     held = bool(settings.pop("residual", 1.0))
     exploration = settings.pop("exploration", 0.0)
+    codec = settings.pop("codec", "bfloat16")
     if name == "leader":
         way = js.shared_support()
     elif limit is not None:
@@ -84,8 +110,13 @@ def exchange_of(variant: str, density: float, workers: int, momentum: float) -> 
     selection = js.top_k(
         density, priority(name, settings, workers), exploration=exploration
     )
-    reducer = js.sparse(selection, way, axis_name=AXIS, num_workers=workers)
-    return js.momentum_correction(reducer, momentum)
+    return js.sparse(
+        selection,
+        way,
+        axis_name=AXIS,
+        num_workers=workers,
+        codec=getattr(js.codec, codec)(),
+    )
 
 
 def sent_down(figures: dict[str, Any]) -> float:

@@ -195,8 +195,7 @@ def small(**kwargs):
 
 
 def small_latent(k):
-    halved = (max(k, 7) - 3) // 2 + 1
-    return 2 * ((halved - 3) // 2 + 1)
+    return 2 * max(math.ceil((k + 1) / 4) - 1, 1)  # m positions are 4 m + 3 entries
 
 
 def lgc(form, **kwargs):

@@ -43,15 +43,22 @@ def test_parameters_are_the_papers():
     assert 13_000 < lgc.count_parameters(lgc.convolutional()) < 15_000
 
 
-def test_lengths_are_those_of_unpadded_convolutions():
-    length = 25_000
+@pytest.mark.parametrize("k", [1, 31, 32, 618, 25_000])
+def test_lengths_are_those_of_unpadded_convolutions(k):
+    """The shortest latent that transposed convolutions make k entries of."""
+
+    def decoded(positions):
+        for _ in range(4):
+            positions = 2 * (positions - 1) + 3
+        return positions
+
+    positions = next(m for m in range(1, k + 1) if decoded(m) >= k)
+    assert latent_length(k, 4) == positions
+    assert lgc.convolutional().size(k) == 4 * positions
+    halved = decoded(positions)
     for _ in range(4):
-        length = (length - 3) // 2 + 1
-    assert latent_length(25_000, 4) == length
-    assert lgc.convolutional().size(25_000) == 4 * length
-    for _ in range(4):
-        length = 2 * length + 1
-    assert length == 24_991  # and the resize makes up for the rest
+        halved = (halved - 3) // 2 + 1
+    assert halved == positions
 
 
 @every_code

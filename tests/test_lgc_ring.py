@@ -12,6 +12,7 @@ from test_lgc_server import gradients, run, top
 
 import jaxsparse as js
 from jaxsparse import lgc
+from jaxsparse.lgc.autoencoder import latent_length
 
 WORKERS, N, K = 4, 60, 12
 DENSITY = K / N
@@ -151,16 +152,15 @@ def test_bytes_of_the_stages():
     traffic = js.traffic(jaxpr)
     share = k // workers
     said = 4 * (1 + table.index_words(share, n) + table.ceil_words(share))
-    length = k
-    for _ in range(4):
-        length = (length - 3) // 2 + 1
-    latent = 4 * length + 4  # 8 bits an entry, and the largest magnitude
+    # 11 channels of 5 bits, as 8 workers with the levels 0 to 3 add up to less than
+    # 32; six to a word; and the range.
+    latent = 4 * math.ceil(11 * latent_length(k, 4) / 6) + 4
     compressed = js.payload_bytes(traffic, workers, phases=2, gate=1)
     assert compressed == (said + latent, 7 * said + latent)
     plain = said + 2 * k, 7 * (said + 2 * k)
     assert js.payload_bytes(traffic, workers, phases=1) == plain
     assert js.payload_bytes(traffic, workers, phases=2, gate=0) == plain
-    costs = lgc.cost.ring(workers, k, n, lgc.convolutional(slope=1.0))
+    costs = lgc.cost.ring(workers, k, n, lgc.convolutional(channels=11, slope=1.0))
     assert (costs.mean, costs.down) == compressed
     assert costs.plain_mean == plain[0]
     top_k = 4 * (1 + table.index_words(k, n)) + 2 * k
@@ -171,7 +171,7 @@ def test_bytes_of_the_stages():
     "kwargs, wrong",
     [
         ({"support": "all"}, "support"),
-        ({"latent_bits": 7}, "latent_bits"),
+        ({"latent_bits": 17}, "latent_bits"),
         ({"order": lgc.signed()}, "support"),
         ({"code": lgc.convolutional(innovation=True)}, "code"),
         ({"preset": "best"}, "preset"),

@@ -2,20 +2,21 @@
 
 Encoder, on a vector as one channel: convolutions of kernel 3 and stride 2 to 64, 128,
 256 and 64 channels, then one of kernel 1 to 4 channels. Decoder: transposed
-convolutions of kernel 3 and stride 2 to 32, 64, 128 and 32 channels, nearest resize to
-the length of the vector, the innovation as one more channel, a convolution of kernel 1
-to one channel.
+convolutions of kernel 3 and stride 2 to 32, 64, 128 and 32 channels, the innovation as
+one more channel, a convolution of kernel 1 to one channel.
 
-Nothing is padded, so a vector of length L becomes one of about L / 16, the decoder's
-output is a little shorter than L or longer, and the resize makes up for it:
-entry i is read from ``floor(i L' / L)``. Vectors shorter than 31 are padded with zeros.
+The convolutions pad nothing, so a latent of m positions is decoded to 16 (m + 1) - 1
+entries. A vector is first made as long as that, with its last entry repeated, and the
+rest is cut off behind the decoder: every entry is decoded at its own place.
 
 This is the only file of the library that needs Flax.
 
 Differences from the paper:
   One last convolution for all workers, where the paper has one a worker: the worker
   whose latent is decoded changes from step to step. The activations and the innovation
-  can be left out.
+  can be left out. Third-party code stretches the decoder's output to the length of the
+  vector; then entries move against each other by up to 15 places, which a sorted vector
+  bears and one in the order of coordinates does not.
 
 References:
   Abrahamyan, Chen, Bekoulis, Deligiannis, "Learned Gradient Compression for Distributed
@@ -50,8 +51,9 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Encodes one vector."""
-        shortest = shortest_length(len(self.widths))
-        x = jnp.pad(x, (0, max(shortest - x.shape[0], 0)))[None, :, None]
+        layers = len(self.widths)
+        whole = decoded_length(latent_length(x.shape[0], layers), layers)
+        x = jnp.pad(x, (0, whole - x.shape[0]), mode="edge")[None, :, None]
         for width in self.widths:
             convolution = nn.Conv(width, (_KERNEL,), (_STRIDE,), padding="VALID")
             x = self.activation(convolution(x))
@@ -80,29 +82,25 @@ class Decoder(nn.Module):
                 width, (_KERNEL,), (_STRIDE,), padding="VALID"
             )
             x = self.activation(convolution(x))
-        nearest = jnp.arange(length) * x.shape[1] // length
-        x = x[0, nearest]
+        x = x[0, :length]
         if innovation is not None:
             x = jnp.concatenate([x, innovation[:, None]], axis=1)
         return nn.Conv(1, (1,))(x[None])[0, :, 0]
 
 
-def shortest_length(layers: int) -> int:
-    """The shortest vector that the convolutions leave an entry of.
+def decoded_length(latent: int, layers: int) -> int:
+    """Entries that transposed convolutions make of so many positions of a latent.
 
-    >>> shortest_length(4)
-    31
+    >>> decoded_length(1, 4), decoded_length(2, 4)
+    (31, 47)
     """
-    return 2 ** (layers + 1) - 1
+    return int(2**layers * (latent + 1) - 1)
 
 
 def latent_length(length: int, layers: int) -> int:
-    """Entries of each latent channel.
+    """Positions of a latent: as few as decode to so many entries or more.
 
-    >>> latent_length(25_000, 4)
-    1561
+    >>> latent_length(31, 4), latent_length(32, 4), latent_length(25_000, 4)
+    (1, 2, 1562)
     """
-    length = max(length, shortest_length(layers))
-    for _ in range(layers):
-        length = (length - _KERNEL) // _STRIDE + 1
-    return length
+    return max(-(-(length + 1) // 2**layers) - 1, 1)

@@ -103,7 +103,7 @@ def convolutional(
 
     def init(key: Array) -> PyTree:
         first, second = jax.random.split(key)
-        k = autoencoder.shortest_length(len(widths))
+        k = autoencoder.decoded_length(1, len(widths))
         x, z = jnp.zeros(k), jnp.zeros(size(k))
         return {
             "encoder": encoder.init(first, x)["params"],

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from .. import codec as codec_lib
 from ..arguments import check_fraction, check_positive_int, entries
 from ..codec import Codec, message_words
+from ..exchange import fixed_point
 from . import ring_steps, vectors
 from .code import Code
 from .order import Order, flipped
@@ -71,7 +72,7 @@ def server(
     latent = codec_lib.int8() if latent is None else latent
     codec = codec_lib.bfloat16() if codec is None else codec
     if innovation_codec is None:
-        innovation_codec = codec_lib.int8()
+        innovation_codec = codec_lib.sign_mean()
     m = entries(float(innovation), k)
     support = 2 + order.words(k, n)
     own = 4 * message_words(n, m, innovation_codec) if m else 0
@@ -125,7 +126,9 @@ def ring(
         k = num_workers * -(-k // num_workers)
     support = 4 * (1 + order.words(k // num_workers if contributed else k, n))
     width = ring_steps.latent_bits(latent_bits, num_workers)
-    values = 4 * -(-code.size(k) * width // 32) + (4 if width < 32 else 0)
+    values = 4 * code.size(k)
+    if width < 32:
+        values = 4 + 4 * fixed_point.words(code.size(k), width)
     plain = 4 * vectors.words_of(codec, k)
     led = 0 if not contributed else support
     share = support if contributed else support / num_workers

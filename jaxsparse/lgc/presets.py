@@ -41,7 +41,7 @@ SERVER: dict[str, Preset] = {
         "code": convolutional,
         "latent": codec.int8,
         "innovation": lambda: 0.1,
-        "innovation_codec": codec.int8,
+        "innovation_codec": codec.sign_mean,
         "replay": lambda: 0.0,
         "gate": lambda: 0.05,
     },
@@ -57,7 +57,7 @@ RING: dict[str, Preset] = {
     },
     "improved": _IMPROVED
     | {
-        "code": lambda: convolutional(slope=1.0),
+        "code": lambda: convolutional(channels=11, slope=1.0),
         "support": lambda: "contributed",
         "latent_bits": lambda: "auto",
         "gate": lambda: 0.5,

@@ -62,8 +62,8 @@ def lgc_ring(
       support: ``"leader"`` or ``"contributed"``: whose entries are the shared ones.
       code: what makes values a latent, as `js.lgc.convolutional()`.
       order: how the code sees the values, as `js.lgc.flipped()`.
-      latent_bits: of an entry of the latent: 32, a float, 8 or 16, an integer with
-        room for the sum, or ``"auto"``, 8 up to 16 workers and 16 beyond.
+      latent_bits: of an entry of the latent: 32, a float, 2 to 16, an integer with
+        room for the sum, or ``"auto"``: as few as leave every worker four levels.
       rotate: whether the leader changes from step to step.
       codec: how plain values are written.
       training: how the code is trained.
@@ -114,9 +114,9 @@ def lgc_ring(
         raise ValueError(
             f"`lgc_ring(support=...)` must be 'leader' or 'contributed', got {whose!r}."
         )
-    if bits not in ("auto", 8, 16, 32):
+    if bits not in ("auto", *range(2, 17), 32):
         raise ValueError(
-            f"`lgc_ring(latent_bits=...)` must be 8, 16 or 32, got {bits}."
+            f"`lgc_ring(latent_bits=...)` must be 2 to 16, 32 or 'auto', got {bits!r}."
         )
     shared = settings(
         "lgc_ring",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..exchange import collectives
-from ..exchange.fixed_point import fixed_point_mean
+from ..exchange.fixed_point import fixed_point_mean, levels
 from ..exchange.tally import of_shared
 from . import order, vectors
 from .stages import LgcState, Settings
@@ -25,13 +25,13 @@ class Agreed(NamedTuple):
 
 
 def latent_bits(bits: int | str, num_workers: int) -> int:
-    """Bits of an entry: of 8, so many workers leave each of them 15 levels or more.
+    """Bits of an entry: by default as few as leave every worker four levels.
 
-    >>> latent_bits("auto", 16), latent_bits("auto", 17), latent_bits(32, 4)
-    (8, 16, 32)
+    >>> [latent_bits("auto", workers) for workers in (2, 4, 8, 16)], latent_bits(32, 4)
+    ([3, 4, 5, 6], 32)
     """
     if bits == "auto":
-        return 8 if num_workers <= 16 else 16
+        return next(b for b in range(32) if levels(b, num_workers) >= 4)
     return int(bits)
 
 
