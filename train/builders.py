@@ -9,45 +9,62 @@ files, which are read without TensorFlow.
 from __future__ import annotations
 
 import abc
-import gzip
-import hashlib
-import io
-import struct
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from train.errors import SetupError
-
-# Debian's build (package dataset-fashion-mnist) drops name and time from the headers of
-# the gzip files, to be reproducible. With both put back the files are the published
-# ones, byte for byte. Seconds since 1970.
-GZIP_TIMES = {
-    "train-images-idx3-ubyte.gz": 1504176606,
-    "train-labels-idx1-ubyte.gz": 1504176606,
-    "t10k-images-idx3-ubyte.gz": 1504176627,
-    "t10k-labels-idx1-ubyte.gz": 1504176627,
-}
-GZIP_HEADER = struct.Struct("<3sBIBB")  # magic, flags, time, extra flags, system
-GZIP_HAS_NAME = 8
+from train.source_files import cifar_arrays, idx_array, verified
 
 CIFAR10_TRAIN = [f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)]
 CIFAR10_TEST = ["cifar-10-batches-bin/test_batch.bin"]
 
 
-class ArrayBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Writes splits that are arrays in memory: images uint8, labels int."""
+class LocalBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Writes examples of ``image`` and ``label`` from what lies on the disk already."""
 
     VERSION = tfds.core.Version("1.0.0")
-    IMAGE_SHAPE: tuple[int, int, int]
-    SOURCE: type[tfds.core.DatasetBuilder] | None = None  # whose checksums are used
 
     def __init__(self, *, source_dir: str = "", **kwargs):
         self.source_dir = Path(source_dir)
         super().__init__(**kwargs)
+
+    @classmethod
+    def wanted(cls) -> list[str]:
+        """Names of what must lie in ``source_dir``, files or folders."""
+        return []
+
+    @classmethod
+    def origin(cls) -> list[str]:
+        """Where to get that, as lines of an error."""
+        return []
+
+    def described(self, **features) -> tfds.core.DatasetInfo:
+        """The information that TFDS wants of a builder."""
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features)
+        )
+
+
+class ArrayBuilder(LocalBuilder, skip_registration=True):
+    """Writes splits that are arrays in memory: images uint8, labels int."""
+
+    IMAGE_SHAPE: tuple[int, int, int]
+    SOURCE: type[tfds.core.DatasetBuilder] | None = None  # whose checksums are used
+
+    @classmethod
+    def wanted(cls):
+        return list(cls.source_files())
+
+    @classmethod
+    def origin(cls):
+        return [
+            "Or get the files from these addresses into one folder and pass it as "
+            "--config.data.source_dir=FOLDER:",
+            *(f"  {url}" for url in cls.SOURCE.url_infos),
+            *prepared_elsewhere(cls.name),
+        ]
 
     @classmethod
     def source_files(cls) -> dict[str, tfds.download.checksums.UrlInfo]:
@@ -65,12 +82,9 @@ class ArrayBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return verified(self.source_dir / name, self.source_files()[name])
 
     def _info(self) -> tfds.core.DatasetInfo:
-        features = {
-            "image": tfds.features.Tensor(shape=self.IMAGE_SHAPE, dtype=np.uint8),
-            "label": tfds.features.ClassLabel(num_classes=10),
-        }
-        return tfds.core.DatasetInfo(
-            builder=self, features=tfds.features.FeaturesDict(features)
+        return self.described(
+            image=tfds.features.Tensor(shape=self.IMAGE_SHAPE, dtype=np.uint8),
+            label=tfds.features.ClassLabel(num_classes=10),
         )
 
     def _split_generators(self, dl_manager):
@@ -145,52 +159,11 @@ class Cifar10(ArrayBuilder, skip_registration=True):
         }
 
 
-BUILDERS = {b.name: b for b in (Digits, Mnist, FashionMnist, Cifar10)}
-
-
-def verified(path: Path, registered: tfds.download.checksums.UrlInfo) -> bytes:
-    """The content of a source file, or an error if it isn't the published one."""
-    data = path.read_bytes()
-    if _sha256(data) == registered.checksum:
-        return data
-    restored = _with_gzip_header(data, path.name)
-    if _sha256(restored) == registered.checksum:
-        return restored
-    raise SetupError(
-        f"{path} is not the published file: its SHA-256 is {_sha256(data)} "
-        f"({len(data)} bytes), expected {registered.checksum} "
-        f"({int(registered.size)} bytes). Remove it and get a new copy."
-    )
-
-
-def idx_array(data: bytes) -> np.ndarray:
-    """Decodes a gzip file in MNIST's IDX format: magic, one size per axis, bytes."""
-    data = gzip.decompress(data)
-    ndim = data[3]
-    shape = struct.unpack_from(f">{ndim}I", data, 4)
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(shape)
-
-
-def cifar_arrays(archive: bytes, names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Decodes CIFAR-10's binary version: records of a label and 3 planes of 32 x 32."""
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
-        files = [tar.extractfile(name).read() for name in names]
-    records = np.frombuffer(b"".join(files), np.uint8).reshape(-1, 1 + 3 * 32 * 32)
-    planes = records[:, 1:].reshape(-1, 3, 32, 32)
-    return planes.transpose(0, 2, 3, 1), records[:, 0]
-
-
-def _with_gzip_header(data: bytes, name: str) -> bytes:
-    """The same gzip file with its name and time in the header, where known."""
-    if name not in GZIP_TIMES or len(data) < GZIP_HEADER.size:
-        return data
-    magic, flags, _, extra, system = GZIP_HEADER.unpack_from(data)
-    header = GZIP_HEADER.pack(
-        magic, flags | GZIP_HAS_NAME, GZIP_TIMES[name], extra, system
-    )
-    stem = name.removesuffix(".gz").encode() + b"\0"
-    return header + stem + data[GZIP_HEADER.size :]
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def prepared_elsewhere(name: str) -> list[str]:
+    """How to have TFDS prepare a set of its own, as lines of an error."""
+    return [
+        "Or, on a machine with TensorFlow and a network, run",
+        f"  python -c \"import tensorflow_datasets as tfds; tfds.builder('{name}', "
+        "data_dir='data', file_format='array_record').download_and_prepare()\"",
+        f"and copy data/{name} to where config.data.data_dir is.",
+    ]
