@@ -7,6 +7,8 @@ from ml_collections import ConfigDict
 
 from configs import methods
 
+STAND_IN = "generated"  # in the place of a method: run on generated data, in small
+
 
 def get_config(names: str, default_names: str) -> ConfigDict:
     """The defaults of every setup.
@@ -18,6 +20,7 @@ def get_config(names: str, default_names: str) -> ConfigDict:
     """
     config = ConfigDict()
     config.setup = ""  # the setup's name, and its folder's under runs/
+    config.task = "classification"  # of images; or "segmentation", of their pixels
     config.seed = 0  # of initial parameters, of the workers' shards, of their order
 
     # Workers. Each is a device of its own; on a CPU, devices are made as needed.
@@ -35,7 +38,11 @@ def get_config(names: str, default_names: str) -> ConfigDict:
     config.data.name = ""
     config.data.data_dir = "data"  # prepared sets, shared by all runs
     config.data.source_dir = ""  # published source files, if they lie on the disk
+    config.data.test_split = "test"  # what is tested on
     config.data.max_value = 255  # of a pixel
+    config.data.size = ()  # height and width to bring images to; (): as they are
+    config.data.augment = False  # training images shifted or cropped, and mirrored
+    config.data.void = -1  # the label of pixels that do not count
 
     config.model = ConfigDict()
     config.model.name = ""
@@ -53,4 +60,36 @@ def get_config(names: str, default_names: str) -> ConfigDict:
     config.density = 0.01
     config.run = tuple((names or default_names).split(","))
     config.methods = methods.get_methods(config.run, config)
+    return config
+
+
+def wants_stand_in(names: str) -> tuple[str, bool]:
+    """Takes the word ``generated`` out of the names after ``--config=FILE:``.
+
+    Args:
+      names: methods and perhaps that word, comma-separated.
+
+    Returns:
+      The methods, and whether the word was there.
+    """
+    words = names.split(",")
+    methods = ",".join(word for word in words if word != STAND_IN)
+    return methods, STAND_IN in words
+
+
+def stand_in(config: ConfigDict, name: str, **settings) -> ConfigDict:
+    """A setup's small run on generated data, which any machine can make.
+
+    Args:
+      config: the setup; its model has batch normalisation.
+      name: of the generated set.
+      **settings: what else differs; keys of the outermost level.
+    """
+    config.setup = f"generated_{config.setup}"
+    config.data.name = name
+    config.learning_rate.peak = 0.02
+    # Running averages start from 0 and 1: with 0.9 so few steps would not get far away.
+    config.model.norm_momentum = 0.5
+    # Six steps are dense, ten train the code, the others send what it makes.
+    config.update({"num_workers": 2, "steps": 48, "eval_every": 8, **settings})
     return config

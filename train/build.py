@@ -17,11 +17,21 @@ import jaxsparse as js
 from train.errors import SetupError
 from train.models.convnet import ConvNet
 from train.models.lenet import LeNet
+from train.models.pspnet import PSPNet
 from train.models.resnet import ResNet
 from train.parallel import AXIS
-from train.tasks import Task, classification
+from train.tasks import Task, classification, segmentation
 
-MODELS = {"convnet": ConvNet, "lenet": LeNet, "resnet": ResNet}
+MODELS = {"convnet": ConvNet, "lenet": LeNet, "resnet": ResNet, "pspnet": PSPNet}
+
+TASKS = {
+    "classification": lambda model, data: classification(
+        model, max_value=data.max_value
+    ),
+    "segmentation": lambda model, data: segmentation(
+        model, max_value=data.max_value, void=data.void
+    ),
+}
 
 SELECTIONS = {
     "top_k": js.top_k,
@@ -62,6 +72,7 @@ def task(config: ConfigDict) -> Task:
     """The model and what it is trained for."""
     settings = config.model.to_dict()
     model = _choose("config.model.name", MODELS, settings.pop("name"))
+    make = _choose("config.task", TASKS, config.task)
 
     def init(key, batch):
         # Flax looks at a model's sizes when its parameters are made, and not before.
@@ -70,7 +81,7 @@ def task(config: ConfigDict) -> Task:
 
     with _names_model(config):
         _check_sizes(settings)
-        built = classification(model(**settings), max_value=config.data.max_value)
+        built = make(model(**settings), config.data)
     return built._replace(init=init)
 
 

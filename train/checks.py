@@ -36,6 +36,11 @@ CHECKS = (
         "data.max_value", lambda x, _: 0 < x < math.inf, "be finite and greater than 0"
     ),
     Check(
+        "data.size",
+        lambda x, _: len(x) in (0, 2) and all(n >= 1 for n in x),
+        "be a height and a width of at least 1, or () for images as they are",
+    ),
+    Check(
         "learning_rate.peak",
         lambda x, _: 0 < x < math.inf,
         "be finite and greater than 0",

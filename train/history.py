@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-# What every row has.
-ROW = {"step", "loss", "accuracy", "payload_up_bytes", "payload_down_bytes"}
+# What every row has, besides its task's score.
+ROW = {"step", "loss", "payload_up_bytes", "payload_down_bytes"}
 
 
 class History:

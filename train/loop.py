@@ -14,11 +14,13 @@ from ml_collections import ConfigDict
 
 import jaxsparse as js
 from train import build, checkpoint, report
-from train.data import Batches, Split, evaluation_batches
+from train.data import Batches, evaluation_batches
 from train.history import History
 from train.ledger import TAKEN, Ledger
 from train.log import Log
 from train.parallel import AXIS, Workers
+from train.prepared import GENERATED
+from train.splits import LazySplit, Split
 from train.state import create
 from train.step import Measured, eval_step, train_step
 
@@ -32,7 +34,7 @@ def run(
     method: str,
     *,
     folder: Path,
-    splits: dict[str, Split],
+    splits: dict[str, Split | LazySplit],
     workers: Workers,
     log: Log,
     should_stop: Callable[[int], bool],
@@ -102,18 +104,19 @@ def run(
                 batch_size=config.eval_batch_size,
             )
         ]
-        loss, correct, examples = np.sum(jax.device_get(totals), axis=0)
+        summed = jax.tree.map(lambda *x: np.sum(x, axis=0), *jax.device_get(totals))
+        figures = {name: float(f(summed)) for name, f in task.figures.items()}
         row = {
             "step": step,
-            "loss": float(loss / examples),
-            "accuracy": float(correct / examples),
+            **figures,
             "train_loss": train_loss,  # of this process's workers, at this step
             "payload_up_bytes": ledger.up,
             "payload_down_bytes": ledger.down,
         }
         history.add(row)
         sent = report.human_bytes(ledger.up)
-        return f"accuracy {row['accuracy']:.2%}  loss {row['loss']:.4f}  sent {sent}"
+        score = f"{report.words(task.score)} {figures[task.score]:.2%}"
+        return f"{score}  loss {figures['loss']:.4f}  sent {sent}"
 
     stopwatch = Stopwatch()
     with log.progress(method, config.steps) as show:
@@ -149,7 +152,8 @@ def run(
     checkpoints.close()
 
     # --- Summarise -----------------------------------------------------------------
-    summary = summarise(config, method, history.rows[-1], ledger, stopwatch.median_ms())
+    figures = {name: history.rows[-1][name] for name in task.figures}
+    summary = summarise(config, method, figures, ledger, stopwatch.median_ms())
     if jax.process_index() == 0:
         report.write_json(folder / "summary.json", summary)
     return summary
@@ -165,18 +169,24 @@ def book(measured: Measured, ledger: Ledger) -> float:
 
 
 def summarise(
-    config: ConfigDict, method: str, last: dict, ledger: Ledger, step_ms: float | None
+    config: ConfigDict,
+    method: str,
+    figures: dict[str, float],
+    ledger: Ledger,
+    step_ms: float | None,
 ) -> dict[str, Any]:
     """What a run's ``summary.json`` says; bytes are those of one worker."""
+    # Figures of generated data must not be taken for others, wherever they get to.
+    generated = config.data.name.startswith(GENERATED)
     # A steady step is one of the phase that the run ended in: after any warm-up.
     up, down = ledger.per_step(ledger.phase, ledger.rung, ledger.gate)
     dense_bytes = ledger.dense_per_step * config.steps
     return {
+        **({"setup": config.setup} if generated else {}),
         "method": method,
         "workers": config.num_workers,
         "steps": config.steps,
-        "accuracy": last["accuracy"],
-        "loss": last["loss"],
+        **figures,
         "payload_up_bytes": ledger.up,
         "payload_down_bytes": ledger.down,
         "payload_up_bytes_per_step": up,

@@ -26,6 +26,7 @@ from train.checks import check
 from train.errors import SetupError
 from train.interrupt import Interrupt
 from train.log import Log
+from train.prepared import GENERATED
 
 FLAGS = flags.FLAGS
 
@@ -45,9 +46,12 @@ def main(argv: list[str]) -> None:
     )
     log, workers = Log(), parallel.Workers(config.num_workers)
     # What can be wrong is found now, and not after an hour.
-    build.task(config)
+    score = build.task(config).score
     for method in config.run:
         build.optimizer(config, method)
+    if config.data.name.startswith(GENERATED):
+        # Whatever setup it was: its results must say so.
+        config.setup = GENERATED + config.setup.removeprefix(GENERATED)
     workdir = Path(FLAGS.workdir or Path("runs", config.setup))
     folders = {method: workdir / method for method in config.run}
     for folder in folders.values():
@@ -58,7 +62,7 @@ def main(argv: list[str]) -> None:
         if FLAGS.fresh and jax.process_index() == 0:
             for folder in folders.values():
                 checkpoint.remove(folder)
-        train(config, workdir, folders, workers, log)
+        train(config, workdir, folders, workers, log, score)
 
 
 def train(
@@ -67,13 +71,17 @@ def train(
     folders: dict[str, Path],
     workers: parallel.Workers,
     log: Log,
+    score: str,
 ) -> None:
-    """Trains with every method, each in its folder, and writes the comparison."""
+    """Trains with every method, each in its folder, and compares their scores."""
     workers.wait_for_all()  # a fresh start has removed what it must
     splits = data.load(
         config.data.name,
         data_dir=config.data.data_dir,
         source_dir=config.data.source_dir,
+        test_split=config.data.test_split,
+        size=config.data.size,
+        augment=config.data.augment,
     )
     with Interrupt() as interrupt:
         summaries = [
@@ -92,12 +100,14 @@ def train(
         # Other methods that the folder holds stay in the comparison.
         for path in sorted(workdir.glob("*/summary.json")):
             if path.parent.name not in folders:
-                summaries.append(json.loads(path.read_text()))
-                folders = {**folders, path.parent.name: path.parent}
+                other = json.loads(path.read_text())
+                if score in other:
+                    summaries.append(other)
+                    folders = {**folders, path.parent.name: path.parent}
         histories = {method: history.read(f) for method, f in folders.items()}
         report.write_json(workdir / "summary.json", summaries)
-        report.picture(workdir / "results.png", config.setup, histories)
-        log.console.print(report.table(summaries))
+        report.picture(workdir / "results.png", config.setup, histories, score)
+        log.console.print(report.table(summaries, score))
         log.say(
             f"In {workdir}: results.png, summary.json, and a folder for each method"
         )

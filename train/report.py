@@ -27,23 +27,31 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def table(summaries: Sequence[dict[str, Any]]) -> Table:
-    """One row for each method; bytes are those of one worker."""
+def table(summaries: Sequence[dict[str, Any]], score: str) -> Table:
+    """One row for each method; bytes are those of one worker.
+
+    Args:
+      summaries: what ``summary.json`` has of each; the first names the setup if it is
+        one of generated data.
+      score: the figure that they are compared by.
+    """
+    first = summaries[0]
+    title = f"{first['workers']} workers; bytes of one of them"
     out = Table(
-        title=f"{summaries[0]['workers']} workers; bytes of one of them",
+        title=f"{first['setup']}, {title}" if "setup" in first else title,
         box=box.SIMPLE_HEAD,
         collapse_padding=True,  # it is to fit into 80 columns
         pad_edge=False,
     )
     out.add_column("method", no_wrap=True)
-    for column in ("accuracy", "loss", "up", "down", "ratio"):
+    for column in (words(score), "loss", "up", "down", "ratio"):
         out.add_column(column, justify="right", no_wrap=True)
     for column in ("up", "ratio", "ms"):  # of a step after any warm-up
         out.add_column(f"{column}\n/step", justify="right", no_wrap=True)
     for s in summaries:
         out.add_row(
             s["method"],
-            f"{s['accuracy']:.2%}",
+            f"{s[score]:.2%}",
             f"{s['loss']:.3f}",
             human_bytes(s["payload_up_bytes"]),
             human_bytes(s["payload_down_bytes"]),
@@ -55,8 +63,10 @@ def table(summaries: Sequence[dict[str, Any]]) -> Table:
     return out
 
 
-def picture(path: Path, title: str, histories: dict[str, list[dict[str, Any]]]) -> None:
-    """Loss and accuracy, against steps and against bytes, a line for each method."""
+def picture(
+    path: Path, title: str, histories: dict[str, list[dict[str, Any]]], score: str
+) -> None:
+    """Loss and score, against steps and against bytes, a line for each method."""
     # Not pyplot: it keeps global state and looks for a display.
     from matplotlib.figure import Figure
 
@@ -68,7 +78,7 @@ def picture(path: Path, title: str, histories: dict[str, list[dict[str, Any]]]) 
         for column, (x, shown) in enumerate(
             (("step", rows), ("payload_up_bytes", rows[1:]))
         ):
-            for line, y in enumerate(("loss", "accuracy")):
+            for line, y in enumerate(("loss", score)):
                 axes[line, column].plot(
                     [row[x] for row in shown], [row[y] for row in shown], label=method
                 )
@@ -76,10 +86,19 @@ def picture(path: Path, title: str, histories: dict[str, list[dict[str, Any]]]) 
         for ax in line:
             ax.grid(alpha=0.3)
     axes[0, 0].set(ylabel="test loss", yscale="log")
-    axes[1, 0].set(ylabel="test accuracy", xlabel="steps")
+    axes[1, 0].set(ylabel=f"test {words(score)}", xlabel="steps")
     axes[1, 1].set(xlabel="bytes sent by one worker", xscale="log")
     axes[0, 0].legend()
     figure.savefig(path, dpi=120)
+
+
+def words(figure: str) -> str:
+    """A figure's name for people.
+
+    >>> words("mean_iou")
+    'mean IoU'
+    """
+    return figure.replace("_", " ").replace("iou", "IoU")
 
 
 def human_bytes(count: int) -> str:

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 import jaxsparse as js
 from train.state import TrainState
-from train.tasks import Task, Totals
+from train.tasks import Task
 
 
 class Measured(NamedTuple):
@@ -40,7 +40,7 @@ def train_step(task: Task, tx: optax.GradientTransformation) -> Callable:
 def eval_step(task: Task, axis_name: str) -> Callable:
     """``(state, batch) -> totals`` over all workers' batches."""
 
-    def step(state: TrainState, batch: Any) -> Totals:
+    def step(state: TrainState, batch: Any) -> Any:
         totals = task.evaluate(state.params, state.model_state, batch)
         return lax.psum(totals, axis_name)
 
