@@ -11,10 +11,13 @@ import argparse
 from pathlib import Path
 
 from study import (
+    coding,
+    information,
     largest,
     lgc,
     limit,
     message,
+    ratios,
     repeats,
     seeds,
     selection,
@@ -32,6 +35,9 @@ STUDIES = {
     "server": server,
     "time": time,
     "lgc": lgc,
+    "information": information,
+    "ratios": ratios,
+    "coding": coding,
 }
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import jax
 
 import jaxsparse as js
+from jaxsparse.arguments import entries
 from jaxsparse.lgc import presets
+from jaxsparse.lgc.ring_steps import latent_bits
 from study.simulation import AXIS, Setting
 
 BOTH = ("preset", "code", "channels", "recheck")
@@ -73,19 +75,22 @@ def reducer(
     )
 
 
+def chosen_for(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the cost model asks for: the variant's settings, and its preset's."""
+    given = arguments(name, settings)
+    ring = name == "lgc_ring"
+    table = presets.RING if ring else presets.SERVER
+    asked = {key: given.get(key) for key in (RING_COSTS if ring else SERVER_COSTS)}
+    return presets.resolve(name, table, given.get("preset", "improved"), asked)
+
+
 def payload(
     name: str, settings: dict[str, Any], workers: int, k: int, n: int
 ) -> js.lgc.cost.Payload:
     """What a variant says in a step of latents, by the cost model."""
-    given = arguments(name, settings)
-    preset = given.pop("preset", "improved")
-    ring = name == "lgc_ring"
-    table = presets.RING if ring else presets.SERVER
-    wanted = RING_COSTS if ring else SERVER_COSTS
-    asked = {key: given.get(key) for key in wanted}
-    chosen = presets.resolve(name, table, preset, asked)
+    chosen = chosen_for(name, settings)
     code = chosen.pop("code")
-    if ring:
+    if name == "lgc_ring":
         chosen["contributed"] = chosen.pop("support") == "contributed"
         return js.lgc.cost.ring(workers, k, n, code, **chosen)
     return js.lgc.cost.server(workers, k, n, code, **chosen)
@@ -105,5 +110,15 @@ def training_bytes(
     preset = settings.get("preset", "improved")
     codec = js.codec.float32() if preset == "paper" else js.codec.bfloat16()
     if name == "lgc_server":  # its own entries
-        return js.cost.all_gather(workers, k, n, codec).up
+        return js.cost.all_gather(workers, k, n, codec=codec).up
     return payload(name, settings, workers, k, n).plain_mean
+
+
+def value_bits(name: str, settings: dict[str, Any], workers: int, k: int) -> float:
+    """Bits of the values alone in a step of latents, mean over the workers."""
+    chosen = chosen_for(name, settings)
+    code = chosen["code"]
+    if name == "lgc_ring":
+        return code.size(k) * latent_bits(chosen["latent_bits"], workers)
+    own = entries(chosen["innovation"], k) * chosen["innovation_codec"].width
+    return code.size(k) * chosen["latent"].width / workers + own

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 import jaxsparse as js
+from jaxsparse.arguments import entries
 from jaxsparse.codec import message_words
 from study import learned, plots, runs
 from study.results import markdown, publish
@@ -68,11 +69,11 @@ def resolved(item: str, workers: int, n: int) -> tuple[str, float]:
     if not density.startswith("="):
         return variant, float(density)
     name, settings = parse(density[1:])
-    k = round(DENSITY * n + 0.5)
+    k = entries(DENSITY, n)
     most = learned.payload(name, settings, workers, k, n).mean / 4
     codec = codec_of(variant)
     fitting = (k for k in range(1, n) if message_words(n, k, codec) > most)
-    return variant, (next(fitting) - 1) / n
+    return variant, (next(fitting) - 1.5) / n  # rounded up to entries
 
 
 def wanted(arguments: argparse.Namespace, workers: int, n: int) -> dict[Run, list[int]]:
@@ -88,16 +89,13 @@ def said(figures: dict[str, Any], setting: Any, n: int) -> dict[str, float]:
     """Bytes of one worker: payload up in a steady step, on its link, in a mean step."""
     variant, workers = figures["variant"], figures["workers"]
     name, settings = parse(variant)
-    k = round(figures["density"] * n + 0.5) if name in learned.SETTINGS else 0
+    k = entries(figures["density"], n)
     setting = setting._replace(workers=workers)
     if name == "dense":
         step = js.cost.dense(workers, n)
         return {"up": step.up, "link": step.link, "run": step.up}
     if name not in learned.SETTINGS:
-        k = round(figures["late"]["selected"] if "late" in figures else 0) or round(
-            figures["selected"]
-        )
-        step = js.cost.all_gather(workers, k, n, codec_of(variant))
+        step = js.cost.all_gather(workers, k, n, codec=codec_of(variant))
         start = settings.get("start", 0.0)
         run = start * 4 * n + (1 - start) * step.up
         return {"up": step.up, "link": step.link, "run": run}

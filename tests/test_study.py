@@ -66,7 +66,7 @@ def test_mean_over_seeds_against_dense():
 @pytest.mark.parametrize("item", [*selection.CLAIM, *selection.SEARCH])
 def test_every_variant_makes_a_transformation(item):
     variant = item.rpartition("@")[0]
-    exchange = variants.exchange_of(variant, 0.01, 4, 0.9)
+    exchange = variants.exchange_of(variant, 0.01, Setting(4))
     state = exchange.init({"w": jnp.zeros(300)})
     assert state.velocity.value["w"].shape == (300,)
 
@@ -156,7 +156,7 @@ def test_large_entries_are_remembered():
     [
         ("foo", r"'foo': choose from dense, topk"),
         ("topk:weight=3", r"'topk' has no setting 'weight'; known: limit"),
-        ("leader:limit=2", r"'leader' has no setting 'limit'; known: none"),
+        ("leader:limit=2", r"'leader' has no setting 'limit'; known: start"),
         ("ema:weight", r"'ema:weight'.*float"),
         ("frequency:window=2.7", r"window=2.7"),
     ],
