@@ -1,6 +1,6 @@
 """Selections that agree: union and accuracy of the priorities (thesis, 6.3.1 to 6.3.3).
 
-scripts/study selection                        Fashion-MNIST, 8 and 16 workers
+scripts/study selection                        Fashion-MNIST, 8, 16 and 4 workers
 scripts/study selection --workers 8 --search frequency:weight=32@0.01
 scripts/study selection --steps 3000 --place selection-long --curve --search --claim \
   topk@0.001 ema:weight=16,limit=3.5@0.001/8 ema:weight=16,limit=6.5@0.001/16
@@ -26,7 +26,8 @@ from train.report import write_json
 CLAIM = [
     "dense@1/8",
     "topk@0.01",
-    "topk:limit=1@0.01",
+    "topk:limit=1@0.01/8",
+    "topk:limit=1@0.01/16",
     "ema:weight=64,limit=2.5@0.01/8",
     "ema:weight=64,limit=4.5@0.01/16",
     "ema:weight=256@0.01/8",
@@ -34,15 +35,38 @@ CLAIM = [
     "topk:limit=3.5@0.01/8",
     "topk@0.001/8",
 ]
-CURVE = ["dense@1/16", "topk@0.0025/8", "topk@0.001/8", "topk@0.0003/8"]
+CURVE = [
+    "dense@1/16",
+    "dense@1/4",
+    "topk@0.0025",
+    "topk@0.001",
+    "topk@0.0003/8",
+    "topk@0.0003/16",
+    "ema:weight=64,limit=1.5@0.01/4",
+]
 SEARCH = [
     "topk@0.0001",
+    "frequency:weight=4@0.01",
+    "frequency:weight=16@0.01",
     "frequency:weight=64@0.01",
+    "ema:weight=16@0.01",
     "ema:weight=64@0.01",
+    "ema:weight=64,local=1@0.01",
+    "ema:weight=16,of=support@0.01",
+    "ema:weight=64,of=support@0.01",
+    "ema:weight=256,exploration=0.25@0.01",
+    "penalty:factor=0.5@0.01",
     "penalty:factor=0.1@0.01",
+    "penalty:factor=0.02@0.01",
+    "penalty:factor=0.02,exploration=0.25@0.01",
+    "regtopk@0.01",
     "leader@0.01",
     "topk:limit=1@0.02",
     "topk:limit=1@0.004",
+    "ema:weight=64,limit=2.5@0.004",
+    "frequency:weight=16@0.001",
+    "penalty:factor=0.1@0.001",
+    "regtopk@0.001",
     "ema:weight=64@0.001",
     "ema:weight=256@0.001",
     "topk:limit=1@0.001",
@@ -56,7 +80,7 @@ SEARCH = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this study."""
-    runs.add_arguments(parser)
+    runs.add_arguments(parser, workers=(8, 16, 4))
     parser.add_argument(
         "--place", default="selection", help="of the table in docs/results.md"
     )

@@ -64,7 +64,7 @@ def server(
       >>> payload = server(8, 25_557, 25_557_032, convolutional())
       >>> top_k = 4 * message_words(25_557_032, 25_557, codec_lib.bfloat16())
       >>> round(top_k / payload.mean, 1), round(4 * 25_557_032 / payload.mean)
-      (6.6, 7572)
+      (8.0, 9136)
     """
     check_positive_int("server(num_workers=...)", num_workers)
     check_fraction("server(innovation=...)", innovation)
@@ -116,8 +116,8 @@ def ring(
 
     Example:
       >>> from .code import convolutional
-      >>> ring(8, 1000, 1_000_000, convolutional(slope=1.0)).mean
-      504
+      >>> ring(8, 1000, 1_000_000, convolutional(channels=11, slope=1.0)).mean
+      716
     """
     check_positive_int("ring(num_workers=...)", num_workers)
     order = flipped() if order is None else order
