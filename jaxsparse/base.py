@@ -54,11 +54,14 @@ class Priority(NamedTuple):
       observe: ``(state, mean[n], sent[n]) -> state``, called after every exchange with
         the aggregated mean and what this worker put into it. State derived from
         ``sent`` differs between workers and must be wrapped in `WorkerLocal`.
+      workers: the argument that gave it the number of workers, in call syntax, and
+        that number, to be checked against the axis; None where it needs none.
     """
 
     init: Callable[[int], PyTree]
     score: Callable[[PyTree, Array], Array]
     observe: Callable[[PyTree, Array, Array], PyTree]
+    workers: tuple[str, int] | None = None
 
 
 class Selection(NamedTuple):
@@ -73,6 +76,7 @@ class Selection(NamedTuple):
       observe: ``(state, mean[n], sent[n]) -> state``, called once a step after the
         exchange; see `Priority`.
       agreed: True where all workers choose the same indices without a message.
+      workers: of its `Priority`.
     """
 
     count: Callable[[int], int]
@@ -80,6 +84,7 @@ class Selection(NamedTuple):
     select: Callable[[Array, PyTree], tuple[Array, Array]]
     observe: Callable[[PyTree, Array, Array], PyTree]
     agreed: bool = False
+    workers: tuple[str, int] | None = None
 
 
 class Exchange(NamedTuple):

@@ -195,17 +195,18 @@ def reg_top_k(mu: float = 1.0, *, num_workers: int) -> Priority:
 
     Args:
       mu: > 0; towards 0 it is plain top-k.
-      num_workers: N.
+      num_workers: N, checked against the axis in the step.
 
     Raises:
-      ValueError: an argument out of its range.
+      ValueError: an argument out of its range; in the step, another number of workers.
 
     References:
       Bereyhi, Liang, Boudreau, Afana, "Novel Gradient Sparsification Algorithm via
       Bayesian Inference", 2024, arXiv 2409.14893; the formula is quoted from memory.
     """
     check_number("reg_top_k(mu=...)", mu, "be positive", lambda v: v > 0)
-    check_positive_int("reg_top_k(num_workers=...)", num_workers)
+    call = "reg_top_k(num_workers=...)"
+    check_positive_int(call, num_workers)
 
     def init(n: int) -> RegTopKState:
         return RegTopKState(
@@ -224,7 +225,7 @@ def reg_top_k(mu: float = 1.0, *, num_workers: int) -> Priority:
         del state
         return RegTopKState(mean, WorkerLocal(sent))
 
-    return Priority(init, score, observe)
+    return Priority(init, score, observe, (call, num_workers))
 
 
 def _remembering(

@@ -69,6 +69,7 @@ def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
         select=select,
         observe=observe,
         agreed=selection.agreed,
+        workers=selection.workers,
     )
 
 

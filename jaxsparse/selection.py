@@ -97,7 +97,11 @@ def top_k(
         return indices, _no_overflow()
 
     return Selection(
-        lambda n: entries(density, n), priority.init, select, priority.observe
+        lambda n: entries(density, n),
+        priority.init,
+        select,
+        priority.observe,
+        workers=priority.workers,
     )
 
 

@@ -391,6 +391,14 @@ def test_priorities_of_a_tree_with_odd_leaves():
     assert state.shape == (7 + 55 + 1 + 1,) and np.isfinite(state).all()
 
 
+@pytest.mark.parametrize("scope", ["global", "leaf"])
+def test_another_number_of_workers_than_promised_is_refused(scope):
+    selection = js.top_k(K / N, js.reg_top_k(num_workers=8))
+    message = r"`reg_top_k\(num_workers=...\)` is 8, but axis .* has 4.*num_workers=4"
+    with pytest.raises(ValueError, match=message):
+        steps(selection, gradients(), shared=False, scope=scope)
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [

@@ -42,7 +42,8 @@ def check_workers(call: str, num_workers: int | None, axis_name: AxisName) -> in
     size = axis_size(axis_name)
     if num_workers is not None and num_workers != size:
         raise ValueError(
-            f"`{call}` is {num_workers}, but axis {axis_name!r} has {size} workers."
+            f"`{call}` is {num_workers}, but axis {axis_name!r} has {size} workers: "
+            f"pass num_workers={size}."
         )
     return size
 

@@ -106,6 +106,8 @@ def sparse(
 
     def reduce(updates: PyTree, state: SparseState):
         collectives.check_workers("sparse(num_workers=...)", num_workers, axis_name)
+        if selection.workers:
+            collectives.check_workers(*selection.workers, axis_name)
         collectives.check_local(updates, axis_name)
         spec = tree.layout(updates)
         if spec.size == 0:
