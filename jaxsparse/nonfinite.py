@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -65,6 +66,8 @@ def skip_nonfinite(
             finite &= jnp.all(jnp.isfinite(leaf))
         finite = collectives.agree(finite, axis_name)
 
+        # Traced once for both branches, and no function of its own in the program.
+        @functools.partial(jax.jit, inline=True)
         def take(updates, inner):
             return tx.update(updates, inner, params, **extra_args)
 
