@@ -48,30 +48,10 @@ def label_leaves(
       ...     "dense": js.stateless(js.dense(axis_name="w")),
       ... }, labels)
     """
-    if isinstance(dense, str):
-        raise TypeError(
-            f"`label_leaves(dense=...)` takes a list of patterns, got {dense!r}: "
-            f"write [{dense!r}]."
-        )
-    patterns = []
-    for pattern in dense:
-        try:
-            patterns.append(re.compile(pattern))
-        except re.error as error:
-            raise ValueError(
-                f"`label_leaves(dense=...)`: {pattern!r} is no regular expression: "
-                f"{error}."
-            ) from error
+    patterns = compiled("label_leaves(dense=...)", dense)
 
     def labels(params: Any) -> Any:
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        paths = [name(path) for path, _ in leaves]
-        for pattern in patterns:
-            if leaves and not any(pattern.search(path) for path in paths):
-                raise ValueError(
-                    f"`label_leaves(dense=...)`: {pattern.pattern!r} matches no leaf. "
-                    f"The leaves are: {', '.join(paths)}."
-                )
+        check_found("label_leaves(dense=...)", patterns, params)
 
         def label(path, leaf):
             small = jnp.size(leaf) < min_size or jnp.ndim(leaf) < min_ndim
@@ -81,3 +61,43 @@ def label_leaves(
         return jax.tree_util.tree_map_with_path(label, params)
 
     return labels
+
+
+def compiled(argument: str, patterns: Sequence[str]) -> list[re.Pattern]:
+    """Regular expressions, ready for use.
+
+    Raises:
+      TypeError: one string, not a sequence of them.
+      ValueError: a pattern is no regular expression.
+    """
+    if isinstance(patterns, str):
+        raise TypeError(
+            f"`{argument}` takes a list of patterns, got {patterns!r}: "
+            f"write [{patterns!r}]."
+        )
+    found = []
+    for pattern in patterns:
+        try:
+            found.append(re.compile(pattern))
+        except re.error as error:
+            raise ValueError(
+                f"`{argument}`: {pattern!r} is no regular expression: {error}."
+            ) from error
+    return found
+
+
+def check_found(argument: str, patterns: Sequence[re.Pattern], params: Any) -> None:
+    """Refuses a pattern that matches no leaf: most often a typing error.
+
+    A tree without leaves passes: `optax.tree.map_params` asks for the state of one.
+
+    Raises:
+      ValueError: names the pattern and lists the leaves' paths.
+    """
+    paths = [name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    for pattern in patterns:
+        if paths and not any(pattern.search(path) for path in paths):
+            raise ValueError(
+                f"`{argument}`: {pattern.pattern!r} matches no leaf. The leaves are: "
+                f"{', '.join(paths)}."
+            )

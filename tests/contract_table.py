@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import jaxsparse as js
 from jaxsparse.exchange.ownership import from_shards
@@ -202,6 +203,24 @@ def lgc(form, **kwargs):
     """Latents from the first step on, and float32 values, unless said otherwise."""
     given = {"stages": (0, 0), "gate": math.inf, "codec": js.codec.float32()}
     return form(D, axis_name=AXIS, **(given | kwargs))
+
+
+def layered(N, form):
+    """Of a chain whose first layer stays dense and whose last gets top-k only.
+
+    Dense, training, latents; the gate closes for a look at every third step.
+    """
+    dense, top_k = js.dense(axis_name=AXIS), sparse(js.top_k(D), workers=N)
+    stages = {"num_workers": N, "stages": (1, 2), "gate": 2.0, "recheck": 3}
+    if form == "server":
+        encoded = lgc(js.lgc_server, code=js.lgc.linear(4, 2), **stages)
+    else:
+        encoded = lgc(js.lgc_ring, code=small(slope=1.0), latent_bits=32, **stages)
+    return {
+        "dense": js.stateless(dense),
+        "top_k": js.error_feedback(js.phases([(1, dense), (2, top_k), (None, top_k)])),
+        "encoded": js.error_feedback(encoded),
+    }
 
 
 def sparse(selection, codec=None, scope="global", exchange=None, workers=None):
@@ -510,12 +529,10 @@ TRANSFORMATIONS = {
     "shared_support": lambda N: js.error_feedback(
         sparse(js.top_k(D), exchange=js.shared_support())
     ),
-    "lgc_server": lambda N: js.error_feedback(
-        lgc(js.lgc_server, code=small(), stages=(1, 2), gate=2.0)
+    "lgc_server": lambda N: optax.partition(
+        layered(N, "server"), js.lgc.layers(dense=["scale"], top_k=["bias"])
     ),
-    "lgc_ring": lambda N: js.error_feedback(
-        lgc(js.lgc_ring, code=small(slope=1.0), stages=(1, 2), gate=2.0)
-    ),
+    "lgc_ring": lambda N: layered(N, "ring")["encoded"],
 }
 
 SHAPES = {"bias": (7,), "kernel": (5, 11), "scale": ()}
@@ -537,9 +554,12 @@ def on_workers(f, out_axes=0, in_axes=0):
     return jax.jit(jax.vmap(f, in_axes, out_axes, axis_name=AXIS))
 
 
+def is_local(node):
+    return isinstance(node, js.WorkerLocal)
+
+
 def stacked(state, workers):
     """The state with its local parts on a worker axis, and the axes that say so."""
-    is_local = lambda node: isinstance(node, js.WorkerLocal)  # noqa: E731
     parts = jax.tree.map(
         lambda node: js.stack_workers(node, workers) if is_local(node) else node,
         state,

@@ -13,7 +13,7 @@ LIBRARY, TRAIN = ROOT / "jaxsparse", ROOT / "train"
 ORDER = [
     "base arguments",
     "tree scaling",
-    "bits priority",
+    "bits priority labels",
     "largest",
     "codec selection",
     "scope",
@@ -27,7 +27,6 @@ ORDER = [
 # These stand beside the others: what they may know, and nothing else may know them.
 ASIDE = {
     "state": {"base", "arguments", "tree"},
-    "labels": {"tree"},
     "traffic": {"arguments", "program", "compiled", "jaxpr"},
     "compiled": {"hlo", "program"},
     "jaxpr": {"program"},

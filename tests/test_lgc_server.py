@@ -231,12 +231,16 @@ def test_dense_and_compressed_steps_leave_the_code_alone():
 
 
 @functools.cache
-def payload(phase, gate, **kwargs):
-    reducer = js.lgc_server(0.001, axis_name=AXIS, preset="improved", **kwargs)
+def traffic(form, preset):
+    reducer = form(0.001, axis_name=AXIS, preset=preset)
     model = jax.ShapeDtypeStruct((1000, 1000), "float32")
     state = jax.eval_shape(reducer.init, model)
     jaxpr = jax.make_jaxpr(reducer.reduce, axis_env=[(AXIS, 8)])(model, state)
-    return js.payload_bytes(js.traffic(jaxpr), 8, phases=phase, gate=gate)
+    return js.traffic(jaxpr)
+
+
+def payload(phase, gate, form=js.lgc_server, preset="improved"):
+    return js.payload_bytes(traffic(form, preset), 8, phases=phase, gate=gate)
 
 
 def test_bytes_of_the_stages():
@@ -261,6 +265,31 @@ def test_bytes_of_the_stages():
     assert costs.mean == leader / 8 + innovation < own / 5
     assert costs.plain_mean == plain / 8 + innovation
     assert costs.down == 4 * (words(k + 8 * m) + (k + 8 * m) // 2)
+
+
+def test_bytes_of_the_papers_presets():
+    """A list of 20 bits an entry says the order; latents and values are float32."""
+    k, n, m = 1000, 1_000_000, 10
+    length = k
+    for _ in range(4):
+        length = (length - 3) // 2 + 1
+    support, latent = 4 * math.ceil(20 * k / 32), 16 * length
+    exact = {"codec": js.codec.float32(), "order": lgc.signed()}
+    code = lgc.convolutional((64, 128, 256, 64), innovation=True)
+    innovation = 4 * (table.index_words(m, n) + m)
+    lead = 8 + support + latent
+    assert payload(2, 1, preset="paper")[0] == lead + innovation
+    float32 = {"latent": js.codec.float32(), "innovation_codec": js.codec.float32()}
+    costs = lgc.cost.server(8, k, n, code, innovation=0.01, **float32, **exact)
+    assert (costs.leader, costs.others) == (lead + innovation, innovation)
+    assert costs.mean == lead / 8 + innovation
+
+    up = payload(2, 1, js.lgc_ring, "paper")
+    assert up == (4 + support + latent,) * 2
+    code = lgc.convolutional((64, 128, 256, 64))
+    costs = lgc.cost.ring(8, k, n, code, contributed=False, latent_bits=32, **exact)
+    assert (costs.leader, costs.others) == (up[0], latent)
+    assert costs.mean == (4 + support) / 8 + latent and costs.down == up[1]
 
 
 @pytest.mark.parametrize(

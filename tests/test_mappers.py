@@ -11,11 +11,16 @@ from jax.sharding import AxisType, PartitionSpec
 import jaxsparse as js
 
 WORKERS = 4
-STEPS = 3
+STEPS = 6
+# Of learned compression: its stages, and a gate that closes for a look and opens again.
+STAGES = {"phase": [0, 1, 2, 2, 2, 2], "gate": [0, 0, 1, 0, 1, 1]}
 
 
 def training(name):
-    """A few steps of a chain, as one worker runs them; its state is split in two."""
+    """A few steps of a chain, as one worker runs them; its state is split in two.
+
+    Besides the state it returns what every step measured and all workers agree on.
+    """
     tx = optax.chain(TRANSFORMATIONS[name](WORKERS), optax.sgd(0.5, momentum=0.5))
     params = jax.tree.map(jnp.zeros_like, dyadic(0))
 
@@ -31,9 +36,12 @@ def training(name):
     def run(shared, own, grads):
         def body(carry, g):
             state = step(js.merge(*carry), g)
-            return js.split(state, local), None
+            measured = js.metrics(state[1])
+            measured = measured._replace(residual_norm=None, captured=None)
+            return js.split(state, local), measured
 
-        return jax.lax.scan(body, (shared, own), grads)[0]
+        (shared, own), measured = jax.lax.scan(body, (shared, own), grads)
+        return shared, own, measured
 
     return run, shared, js.stack_workers(own, WORKERS)
 
@@ -46,7 +54,7 @@ def steps_of_gradients():
 
 
 def by_vmap(run):
-    return jax.jit(jax.vmap(run, (None, 0, 0), (None, 0), axis_name=AXIS))
+    return jax.jit(jax.vmap(run, (None, 0, 0), (None, 0, None), axis_name=AXIS))
 
 
 def by_pmap(run):
@@ -54,7 +62,7 @@ def by_pmap(run):
         run,
         axis_name=AXIS,
         in_axes=(None, 0, 0),
-        out_axes=(None, 0),
+        out_axes=(None, 0, None),
         donate_argnums=1,
         devices=jax.devices()[:WORKERS],
     )
@@ -68,15 +76,15 @@ def by_shard_map(run, check_vma):
 
     def body(shared, own, grads):
         own, grads = jax.tree.map(lambda v: v[0], (own, grads))
-        shared, own = run(shared, own, grads)
-        return shared, jax.tree.map(lambda v: v[None], own)
+        shared, own, measured = run(shared, own, grads)
+        return shared, jax.tree.map(lambda v: v[None], own), measured
 
     return jax.jit(
         jax.shard_map(
             body,
             mesh=mesh,
             in_specs=(everyone, mine, mine),
-            out_specs=(everyone, mine),
+            out_specs=(everyone, mine, everyone),
             check_vma=check_vma,
         ),
         donate_argnums=1,
@@ -106,6 +114,9 @@ def test_mappers_agree(name):
     grads = steps_of_gradients()
     wanted = by_vmap(run)(shared, jax.tree.map(jnp.copy, own), grads)
     exact = name in EXACT
+    if name.startswith("lgc"):
+        found = {field: getattr(wanted[2], field).tolist() for field in STAGES}
+        assert found == STAGES
     for mapper, build in MAPPERS.items():
         found = build(run)(shared, jax.tree.map(jnp.copy, own), grads)
         for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):

@@ -45,10 +45,15 @@ def by_vmap(reducer, axes):
     return table.on_workers(reducer.reduce, (None, 0, axes), (0, axes))
 
 
-@pytest.mark.parametrize("name", two_processes.ROWS)
+@pytest.mark.usefixtures("fast_compilation")
+@pytest.mark.parametrize("name", (*two_processes.ROWS, *two_processes.CHAINS))
 def test_two_processes_give_what_vmap_gives(results, name):
     wanted = two_processes.run(name, by_vmap, lambda x: x, 2)
-    tolerance = 0 if table.ROWS[name].exact else 1e-5
+    chain = name in two_processes.CHAINS
+    if chain:
+        gates = [int(measured.gate) for (_, measured), _ in wanted]
+        assert gates == [0, 0, 1, 0, 1, 1]
+    tolerance = 0 if not chain and table.ROWS[name].exact else 1e-5
     for worker in range(2):
         found = np.load(results / f"{name}-{worker}.npz")
         # A process sees the means whole, and of what is left its own worker's row.

@@ -7,6 +7,7 @@ from .code import count_parameters as count_parameters
 from .code import identity as identity
 from .code import linear as linear
 from .code import mean as mean
+from .layers import layers as layers
 from .order import Order as Order
 from .order import coordinate as coordinate
 from .order import flipped as flipped
