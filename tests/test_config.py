@@ -62,7 +62,8 @@ def test_every_setup_loads_and_builds(path):
 @pytest.mark.parametrize(
     "method",
     "dense topk sampled_topk topk_sign threshold random_k random_block dgc power_sgd "
-    "ef_sign_sgd server limit ema ema_limit frequency penalty leader g_top_k".split(),
+    "ef_sign_sgd server limit ema ema_limit frequency penalty leader g_top_k "
+    "lgc_server lgc_ring lgc_server_paper lgc_ring_paper".split(),
 )
 def test_every_method_builds(method):
     config = parse(config_flag("digits.py:" + method)).config

@@ -99,14 +99,17 @@ def optimizer(config: ConfigDict, method: str) -> optax.GradientTransformation:
     momentum = settings.pop("sgd_momentum")
     key = f"config.methods.{method}.transform"
     transform = _choose(key, TRANSFORMS, settings.pop("transform"))
-    try:
+    with _names_method(method):
         exchange = transform(config.num_workers, **settings)
         # Some refuse a number of workers only when their state is made.
-        jax.eval_shape(exchange.init, jax.ShapeDtypeStruct((64, 64), "float32"))
-    except (SetupError, TypeError, ValueError) as error:
-        raise SetupError(f"config.methods.{method}: {error}") from error
+        jax.eval_shape(exchange.init, {})
+
+    def init(params):
+        with _names_method(method):  # patterns that no parameter's path matches
+            return exchange.init(params)
+
     tx = optax.chain(
-        exchange,
+        optax.GradientTransformationExtraArgs(init, exchange.update),
         optax.add_decayed_weights(config.weight_decay),
         optax.sgd(learning_rate(config), momentum=momentum or None),
     )
@@ -123,6 +126,15 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
         warmup_steps=config.learning_rate.warmup_steps,
         decay_steps=config.steps,
     )
+
+
+@contextlib.contextmanager
+def _names_method(method: str) -> Iterator[None]:
+    """Whatever a method makes of wrong settings becomes an error that names it."""
+    try:
+        yield
+    except (SetupError, TypeError, ValueError) as error:
+        raise SetupError(f"config.methods.{method}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -187,21 +199,44 @@ def _lgc(
     momentum,
     dense_until,
     training_until,
+    density,
+    scope,
+    dense_layers,
+    top_k_layers,
     code,
     codec,
     gate,
     **settings,
 ):
-    reducer = _choose("form", LGC_FORMS, form)(
-        axis_name=AXIS,
-        num_workers=num_workers,
+    codec = _choose("codec", CODECS, codec)()
+    common = {"axis_name": AXIS, "num_workers": num_workers}
+    common |= {"codec": codec, "scope": scope}
+    encoded = _choose("form", LGC_FORMS, form)(
+        density,
         stages=(dense_until, training_until),
         code=_named("code", CODES, code) if code["name"] else None,
-        codec=_choose("codec", CODECS, codec)() if codec else None,
         gate=gate or None,
+        **common,
         **settings,
     )
-    return js.momentum_correction(reducer, momentum)
+    if not dense_layers and not top_k_layers:
+        return js.momentum_correction(encoded, momentum)
+    dense = js.dense(axis_name=AXIS)
+    top_k = js.sparse(js.top_k(density), js.all_gather(), **common)
+    # The same phases as those of the encoded layers, so that one number tells both.
+    stages = [(None, top_k)]
+    if training_until > dense_until:
+        stages = [(training_until, top_k), *stages]
+    if dense_until:
+        stages = [(dense_until, dense), *stages]
+    return optax.partition(
+        {
+            "dense": optax.chain(js.stateless(dense), optax.trace(momentum)),
+            "top_k": js.momentum_correction(js.phases(stages), momentum),
+            "encoded": js.momentum_correction(encoded, momentum),
+        },
+        js.lgc.layers(dense=dense_layers, top_k=top_k_layers),
+    )
 
 
 TRANSFORMS = {
