@@ -247,11 +247,9 @@ def test_bytes_of_the_stages():
     k, n, m = 1000, 1_000_000, 100
     words = lambda k: table.index_words(k, n)  # noqa: E731
     own = 4 * (words(k) + k // 2)
-    innovation = 4 * (words(m) + m // 4 + 1)  # int8, and a scale
+    innovation = 4 * (words(m) + table.ceil_words(m) + 1)  # signs, and a scale
     support = 4 * (2 + words(k) + table.ceil_words(k))
-    length = k
-    for _ in range(4):
-        length = (length - 3) // 2 + 1
+    length = math.ceil((k + 1) / 16) - 1  # m positions are 16 m + 15 entries
     latent = 4 * length + 4 * math.ceil(4 * length / 128)  # int8, a scale to 128
     leader = support + 4 * math.ceil(latent / 4)
     assert payload(0, 1) == (4 * n, 4 * n)
@@ -270,10 +268,7 @@ def test_bytes_of_the_stages():
 def test_bytes_of_the_papers_presets():
     """A list of 20 bits an entry says the order; latents and values are float32."""
     k, n, m = 1000, 1_000_000, 10
-    length = k
-    for _ in range(4):
-        length = (length - 3) // 2 + 1
-    support, latent = 4 * math.ceil(20 * k / 32), 16 * length
+    support, latent = 4 * math.ceil(20 * k / 32), 16 * (math.ceil((k + 1) / 16) - 1)
     exact = {"codec": js.codec.float32(), "order": lgc.signed()}
     code = lgc.convolutional((64, 128, 256, 64), innovation=True)
     innovation = 4 * (table.index_words(m, n) + m)
