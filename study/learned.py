@@ -4,7 +4,7 @@
 and ``code``: ``convolutional`` (with ``channels``), or as controls ``linear``, ``mean``
 (sign and mean magnitude) and ``identity`` (values). ``lgc_server:code=identity,
 innovation=0`` is the leader alone. Everything is averaged over the first tenth of the
-steps, and the code trained until a quarter of them.
+steps, or the share ``dense``, and the code trained until a quarter of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from jaxsparse.lgc import presets
 from jaxsparse.lgc.ring_steps import latent_bits
 from study.simulation import AXIS, Setting
 
-BOTH = ("preset", "code", "channels", "recheck")
+BOTH = ("preset", "code", "channels", "recheck", "dense")
+DENSE, TRAINED = 0.1, 0.25  # shares of the steps: T1, by default, and T2
 SETTINGS = {
     "lgc_server": (*BOTH, "innovation", "innovation_codec", "latent", "replay"),
     "lgc_ring": (*BOTH, "support", "latent_bits"),
@@ -51,6 +52,7 @@ def arguments(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         key: getattr(js.codec, value)() if key in CODECS else value
         for key, value in settings.items()
     }
+    given.pop("dense", None)
     code, channels = given.pop("code", None), given.pop("channels", None)
     ring = name == "lgc_ring"
     if code in CODES:
@@ -66,11 +68,12 @@ def reducer(
     name: str, settings: dict[str, Any], density: float, setting: Setting
 ) -> js.Reducer:
     """The reducer of a variant."""
+    first = settings.get("dense", DENSE)
     return FORMS[name](
         density,
         axis_name=AXIS,
         num_workers=setting.workers,
-        stages=(setting.steps // 10, setting.steps // 4),
+        stages=(round(first * setting.steps), round(TRAINED * setting.steps)),
         **arguments(name, settings),
     )
 

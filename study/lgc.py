@@ -34,6 +34,7 @@ CONTROLS = [
     "lgc_server:code=linear@0.01",
     "lgc_server:code=identity,latent=bfloat16,innovation=0@0.01",
     "lgc_server:innovation_codec=int8@0.01",
+    "lgc_server:dense=0@0.01",
     "lgc_server:preset=paper@0.01",
     "lgc_ring:code=mean,latent_bits=16@0.01",
     "lgc_ring:code=linear,channels=11@0.01",
@@ -112,7 +113,8 @@ def said(figures: dict[str, Any], setting: Any, n: int) -> dict[str, float]:
     ]
     up = on_average(payload.mean, payload.plain_mean)
     training = learned.training_bytes(name, settings, workers, k, n)
-    run = 0.1 * 4 * n + 0.15 * training + 0.75 * up
+    first, second = settings.get("dense", learned.DENSE), learned.TRAINED
+    run = first * 4 * n + (second - first) * training + (1 - second) * up
     return {"up": up, "link": on_average(*links), "run": run}
 
 

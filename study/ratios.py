@@ -40,6 +40,7 @@ METHODS = [
     ("lgc_server", "improved"),
     ("lgc_ring", "paper"),
     ("lgc_ring", "improved"),
+    ("lgc_server", "improved, T1 = 0"),
 ]
 
 
@@ -95,7 +96,7 @@ def learned_code(
 ) -> Said:
     """Learned compression of the middle layers."""
     k, last = entries(density, layers.encoded), entries(density, layers.top_k)
-    settings = {"preset": preset}
+    settings = {"preset": preset.partition(",")[0]}
     outside = 4 * layers.dense
     outside += 4 * message_words(layers.top_k, last, js.codec.bfloat16())
     payload = learned.payload(name, settings, workers, k, layers.encoded)
@@ -115,7 +116,9 @@ def run(arguments: argparse.Namespace) -> None:
         for name, preset in METHODS:
             for workers in arguments.workers:
                 said = learned_code(name, preset, workers, layers, arguments.density)
-                rows.append([f"`{name}`, {preset}", str(workers), *ratios(said, dense)])
+                first = 0 if preset.endswith("T1 = 0") else STAGES[0]
+                cells = ratios(said, dense, first)
+                rows.append([f"`{name}`, {preset}", str(workers), *cells])
         header = ["method", "workers", "bytes", "all bytes", "values only"]
         header += [f"run of {steps:,}" for steps in LENGTHS]
         parts.append(
@@ -125,9 +128,11 @@ def run(arguments: argparse.Namespace) -> None:
     publish("ratios", "\n\n".join(parts), arguments.workdir, write=arguments.write)
 
 
-def ratios(said: Said, dense: float) -> list[str]:
+def ratios(said: Said, dense: float, first: int = STAGES[0]) -> list[str]:
     """The cells of one method; top-k has no stages."""
-    first, second = STAGES if said.training != said.everything else (0, 0)
+    second = STAGES[1]
+    if said.training == said.everything:
+        first = second = 0
     cells = [f"{said.everything:,.0f}", f"{dense / said.everything:,.0f}"]
     cells.append(f"{dense / said.values:,.0f}")
     for steps in LENGTHS:
