@@ -1,0 +1,1 @@
+"""Measuring on this machine: test hosts behind links of limited rate."""
