@@ -56,7 +56,7 @@ def arguments(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     code, channels = given.pop("code", None), given.pop("channels", None)
     ring = name == "lgc_ring"
     if code in CODES:
-        given["code"] = CODES[code](channels or (8 if ring else 4))
+        given["code"] = CODES[code](channels or (11 if ring else 2))
         given["gate"] = 1e6  # a control is what it is; its error is still measured
     elif channels is not None:
         slope = 1.0 if ring else 0.01

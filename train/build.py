@@ -209,6 +209,8 @@ def _lgc(
     **settings,
 ):
     codec = _choose("codec", CODECS, codec)()
+    if settings.get("latent_bits") == 0:
+        del settings["latent_bits"]  # the preset's
     common = {"axis_name": AXIS, "num_workers": num_workers}
     common |= {"codec": codec, "scope": scope}
     encoded = _choose("form", LGC_FORMS, form)(

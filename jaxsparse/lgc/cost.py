@@ -38,7 +38,7 @@ def server(
     union: float | None = None,
     order: Order | None = None,
     latent: Codec | None = None,
-    innovation: float = 0.1,
+    innovation: float = 0.15,
     innovation_codec: Codec | None = None,
     codec: Codec | None = None,
 ) -> Payload:
@@ -61,10 +61,10 @@ def server(
 
     Example:
       >>> from .code import convolutional
-      >>> payload = server(8, 25_557, 25_557_032, convolutional())
+      >>> payload = server(8, 25_557, 25_557_032, convolutional(channels=2))
       >>> top_k = 4 * message_words(25_557_032, 25_557, codec_lib.bfloat16())
       >>> round(top_k / payload.mean, 1), round(4 * 25_557_032 / payload.mean)
-      (8.0, 9136)
+      (6.8, 7814)
     """
     check_positive_int("server(num_workers=...)", num_workers)
     check_fraction("server(innovation=...)", innovation)

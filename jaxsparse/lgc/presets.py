@@ -38,9 +38,9 @@ SERVER: dict[str, Preset] = {
     },
     "improved": _IMPROVED
     | {
-        "code": convolutional,
+        "code": lambda: convolutional(channels=2),
         "latent": codec.int8,
-        "innovation": lambda: 0.1,
+        "innovation": lambda: 0.15,
         "innovation_codec": codec.sign_mean,
         "replay": lambda: 0.0,
         "gate": lambda: 0.05,
