@@ -244,13 +244,13 @@ def payload(phase, gate, form=js.lgc_server, preset="improved"):
 
 
 def test_bytes_of_the_stages():
-    k, n, m = 1000, 1_000_000, 100
+    k, n, m = 1000, 1_000_000, 150
     words = lambda k: table.index_words(k, n)  # noqa: E731
     own = 4 * (words(k) + k // 2)
     innovation = 4 * (words(m) + table.ceil_words(m) + 1)  # signs, and a scale
     support = 4 * (2 + words(k) + table.ceil_words(k))
     length = math.ceil((k + 1) / 16) - 1  # m positions are 16 m + 15 entries
-    latent = 4 * length + 4 * math.ceil(4 * length / 128)  # int8, a scale to 128
+    latent = 2 * length + 4 * math.ceil(2 * length / 128)  # int8, a scale to 128
     leader = support + 4 * math.ceil(latent / 4)
     assert payload(0, 1) == (4 * n, 4 * n)
     assert payload(1, 1) == (own, 7 * own)
@@ -258,7 +258,7 @@ def test_bytes_of_the_stages():
     plain = support + 2 * k
     assert payload(2, 0) == (plain + innovation, plain + 7 * innovation)
     # Only the leader says its part.
-    costs = lgc.cost.server(8, k, n, lgc.convolutional())
+    costs = lgc.cost.server(8, k, n, lgc.convolutional(channels=2))
     assert costs.leader == leader + innovation and costs.others == innovation
     assert costs.mean == leader / 8 + innovation < own / 5
     assert costs.plain_mean == plain / 8 + innovation
