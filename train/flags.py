@@ -23,7 +23,8 @@ def define(values: flags.FlagValues, argv: list[str]) -> None:
     config_flags.DEFINE_config_file(
         "config",
         help_string="FILE or FILE:METHOD; METHOD is one of configs/methods.py, or "
-        "several with commas. --config.KEY=VALUE overrides a setting.",
+        "several with commas; among them, where a setup has one, `generated`: "
+        "a small run on generated data. --config.KEY=VALUE overrides a setting.",
         flag_values=values,
         sys_argv=argv,
     )

@@ -13,6 +13,8 @@ References:
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -28,22 +30,25 @@ class PSPNet(nn.Module):
 
     depth: int
     num_classes: int
+    norm_momentum: float = 0.9  # of BatchNorm's running averages
 
     @nn.compact
     def __call__(self, x_BHWC: Array, train: bool) -> tuple[Array, Array]:
         """Logits of every pixel, from the main and from the auxiliary head."""
         size = x_BHWC.shape[1:3]
-        last, before = Backbone(self.depth, dilated=True, name="backbone")(
-            x_BHWC, train
+        backbone = Backbone(
+            self.depth, dilated=True, norm_momentum=self.norm_momentum, name="backbone"
         )
+        last, before = backbone(x_BHWC, train)
+        conv = partial(ConvNorm, norm_momentum=self.norm_momentum)
         parts = [last]
         for bins in BINS:
-            pooled = ConvNorm(last.shape[-1] // len(BINS), 1, name=f"bins{bins}")(
+            pooled = conv(last.shape[-1] // len(BINS), 1, name=f"bins{bins}")(
                 pool(last, bins), train
             )
             parts.append(resize(pooled, last.shape[1:3]))
-        main = ConvNorm(512, 3, name="main")(jnp.concatenate(parts, -1), train)
-        auxiliary = ConvNorm(256, 3, name="auxiliary")(before, train)
+        main = conv(512, 3, name="main")(jnp.concatenate(parts, -1), train)
+        auxiliary = conv(256, 3, name="auxiliary")(before, train)
         logits = []
         for features, name in ((main, "head"), (auxiliary, "auxiliary_head")):
             out = nn.Conv(self.num_classes, (1, 1), name=name)(features)
@@ -56,6 +61,7 @@ class ConvNorm(nn.Module):
 
     features: int
     size: int
+    norm_momentum: float = 0.9
 
     @nn.compact
     def __call__(self, x_BHWC: Array, train: bool) -> Array:
@@ -66,7 +72,8 @@ class ConvNorm(nn.Module):
             use_bias=False,
             kernel_init=CONV_INIT,
         )(x_BHWC)
-        return nn.relu(nn.BatchNorm(use_running_average=not train)(x_BHWC))
+        norm = nn.BatchNorm(use_running_average=not train, momentum=self.norm_momentum)
+        return nn.relu(norm(x_BHWC))
 
 
 def pool(x_BHWC: Array, bins: int) -> Array:

@@ -35,12 +35,15 @@ class Bottleneck(nn.Module):
     width: int
     stride: int = 1
     dilation: int = 1
+    norm_momentum: float = 0.9
 
     @nn.compact
     def __call__(self, x_BHWC: Array, train: bool) -> Array:
         """Features of ``4 * width`` channels."""
         conv = partial(nn.Conv, use_bias=False, kernel_init=CONV_INIT)
-        norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
+        norm = partial(
+            nn.BatchNorm, use_running_average=not train, momentum=self.norm_momentum
+        )
         stride = (self.stride, self.stride)
         y_BHWC = nn.relu(norm()(conv(self.width, (1, 1))(x_BHWC)))
         y_BHWC = conv(
@@ -68,6 +71,7 @@ class Backbone(nn.Module):
     depth: int
     stem: Literal["imagenet", "cifar"] = "imagenet"
     dilated: bool = False  # the last two stages keep the resolution of the second
+    norm_momentum: float = 0.9  # of BatchNorm's running averages
 
     @nn.compact
     def __call__(self, x_BHWC: Array, train: bool) -> tuple[Array, Array]:
@@ -86,7 +90,9 @@ class Backbone(nn.Module):
             kernel_init=CONV_INIT,
             name="stem",
         )(x_BHWC)
-        norm = nn.BatchNorm(use_running_average=not train, name="stem_norm")
+        norm = nn.BatchNorm(
+            use_running_average=not train, momentum=self.norm_momentum, name="stem_norm"
+        )
         x_BHWC = nn.relu(norm(x_BHWC))
         if not small:
             x_BHWC = nn.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1),) * 2)
@@ -101,6 +107,7 @@ class Backbone(nn.Module):
                     64 * 2**stage,
                     stride=stride if block == 0 else 1,
                     dilation=dilation,
+                    norm_momentum=self.norm_momentum,
                     name=f"stage{stage + 1}_block{block + 1}",
                 )(x_BHWC, train)
         return x_BHWC, before
@@ -112,10 +119,14 @@ class ResNet(nn.Module):
     depth: int
     num_classes: int
     stem: Literal["imagenet", "cifar"] = "imagenet"
+    norm_momentum: float = 0.9  # of BatchNorm's running averages
 
     @nn.compact
     def __call__(self, x_BHWC: Array, train: bool) -> Array:
         """Logits of a batch of images."""
-        x_BHWC, _ = Backbone(self.depth, self.stem, name="backbone")(x_BHWC, train)
+        backbone = Backbone(
+            self.depth, self.stem, norm_momentum=self.norm_momentum, name="backbone"
+        )
+        x_BHWC, _ = backbone(x_BHWC, train)
         x_BC: Any = jnp.mean(x_BHWC, axis=(1, 2))
         return nn.Dense(self.num_classes, name="head")(x_BC)

@@ -1,0 +1,22 @@
+"""CIFAR-10 and ResNet-101, by learned compression; all else as with ResNet-50.
+
+    scripts/train --config=configs/resnet101_cifar10.py --config.data.source_dir=FOLDER
+    scripts/train --config=configs/resnet101_cifar10.py:generated,lgc_server,lgc_ring
+
+The first was not run here. The literature has 93.75 %
+(github.com/kuangliu/pytorch-cifar, 350 epochs), and 93.57 % with learned compression
+(Abrahamyan et al., 2022).
+
+The second runs on generated images: see docs/results.md, "Large models".
+"""
+
+from ml_collections import ConfigDict
+
+from configs import resnet50_cifar10
+
+
+def get_config(methods: str = "") -> ConfigDict:
+    config = resnet50_cifar10.get_config(methods)
+    config.setup = config.setup.replace("resnet50", "resnet101")
+    config.model.depth = 101
+    return config
