@@ -165,6 +165,8 @@ def test_a_wrong_model_names_the_known_ones():
         ("seed", -1, "[0, 2**32)"),
         ("seed", 2**32, "[0, 2**32)"),
         ("data.max_value", 0, "greater than 0"),
+        ("data.size", (32,), "height and a width"),
+        ("data.size", (32, 0), "at least 1"),
         ("learning_rate.peak", 0.0, "greater than 0"),
         ("learning_rate.peak", float("nan"), "finite"),
         ("learning_rate.peak", float("inf"), "finite"),

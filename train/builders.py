@@ -63,6 +63,7 @@ class ArrayBuilder(LocalBuilder, skip_registration=True):
             "Or get the files from these addresses into one folder and pass it as "
             "--config.data.source_dir=FOLDER:",
             *(f"  {url}" for url in cls.SOURCE.url_infos),
+            "Or let TFDS prepare them:",
             *prepared_elsewhere(cls.name),
         ]
 
@@ -162,7 +163,7 @@ class Cifar10(ArrayBuilder, skip_registration=True):
 def prepared_elsewhere(name: str) -> list[str]:
     """How to have TFDS prepare a set of its own, as lines of an error."""
     return [
-        "Or, on a machine with TensorFlow and a network, run",
+        "On a machine with TensorFlow and a network, run",
         f"  python -c \"import tensorflow_datasets as tfds; tfds.builder('{name}', "
         "data_dir='data', file_format='array_record').download_and_prepare()\"",
         f"and copy data/{name} to where config.data.data_dir is.",

@@ -62,7 +62,7 @@ def prepare(name: str, *, data_dir: str, source_dir: str) -> None:
         known = ", ".join(sorted(BUILDERS))
         raise SetupError(
             f"config.data.name={name!r}: no such data set in {data_dir}, and none of "
-            f"those that can be prepared here ({known}).\n"
+            f"those that can be prepared here ({known}). If it is one of TFDS's:\n"
             + "\n".join(prepared_elsewhere(name))
         )
     wanted = builder_class.wanted()
