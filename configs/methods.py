@@ -77,7 +77,7 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
         return method
 
     def lgc(form: str, preset="improved", **settings) -> dict[str, Any]:
-        """Learned compression; what is empty or 0 is the preset's."""
+        """Learned compression; what is empty, 0 or -1 is the preset's."""
         return {
             "transform": "lgc",
             "form": form,
@@ -155,9 +155,9 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
         # Two thin factors instead of each matrix.
         "power_sgd": {"transform": "power_sgd", "sgd_momentum": 0.9, "rank": 2},
         # An autoencoder trained in the run: a leader's latent, everyone's innovation.
-        "lgc_server": lgc("server", innovation=0.15, replay=0.0),
+        "lgc_server": lgc("server", innovation=-1.0, replay=0.0),
         # Everyone's latents on one support, averaged on the way.
-        "lgc_ring": lgc("ring", support="contributed", latent_bits=0),
+        "lgc_ring": lgc("ring", support="contributed", latent_bits=-1),
         # The same as the paper has them, as far as that trains.
         "lgc_server_paper": lgc("server", preset="paper"),
         "lgc_ring_paper": lgc("ring", preset="paper"),

@@ -17,6 +17,7 @@ import jaxsparse as js
 from jaxsparse.arguments import entries
 from jaxsparse.lgc import presets
 from jaxsparse.lgc.ring_steps import latent_bits
+from jaxsparse.lgc.server_steps import innovation_share
 from study.simulation import AXIS, Setting
 
 BOTH = ("preset", "code", "channels", "recheck", "dense")
@@ -123,5 +124,8 @@ def value_bits(name: str, settings: dict[str, Any], workers: int, k: int) -> flo
     code = chosen["code"]
     if name == "lgc_ring":
         return code.size(k) * latent_bits(chosen["latent_bits"], workers)
-    own = entries(chosen["innovation"], k) * chosen["innovation_codec"].width
+    own = (
+        entries(innovation_share(chosen["innovation"], workers), k)
+        * chosen["innovation_codec"].width
+    )
     return code.size(k) * chosen["latent"].width / workers + own

@@ -209,8 +209,7 @@ def _lgc(
     **settings,
 ):
     codec = _choose("codec", CODECS, codec)()
-    if settings.get("latent_bits") == 0:
-        del settings["latent_bits"]  # the preset's
+    settings = {key: value for key, value in settings.items() if value != -1}
     common = {"axis_name": AXIS, "num_workers": num_workers}
     common |= {"codec": codec, "scope": scope}
     encoded = _choose("form", LGC_FORMS, form)(

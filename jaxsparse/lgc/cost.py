@@ -14,7 +14,7 @@ from .. import codec as codec_lib
 from ..arguments import check_fraction, check_positive_int, entries
 from ..codec import Codec, message_words
 from ..exchange import fixed_point
-from . import ring_steps, vectors
+from . import ring_steps, server_steps, vectors
 from .code import Code
 from .order import Order, flipped
 
@@ -38,7 +38,7 @@ def server(
     union: float | None = None,
     order: Order | None = None,
     latent: Codec | None = None,
-    innovation: float = 0.15,
+    innovation: float | str = "auto",
     innovation_codec: Codec | None = None,
     codec: Codec | None = None,
 ) -> Payload:
@@ -64,16 +64,17 @@ def server(
       >>> payload = server(8, 25_557, 25_557_032, convolutional(channels=2))
       >>> top_k = 4 * message_words(25_557_032, 25_557, codec_lib.bfloat16())
       >>> round(top_k / payload.mean, 1), round(4 * 25_557_032 / payload.mean)
-      (6.8, 7814)
+      (4.8, 5503)
     """
     check_positive_int("server(num_workers=...)", num_workers)
-    check_fraction("server(innovation=...)", innovation)
+    share = server_steps.innovation_share(innovation, num_workers)
+    check_fraction("server(innovation=...)", share)
     order = flipped() if order is None else order
     latent = codec_lib.int8() if latent is None else latent
     codec = codec_lib.bfloat16() if codec is None else codec
     if innovation_codec is None:
         innovation_codec = codec_lib.sign_mean()
-    m = entries(float(innovation), k)
+    m = entries(share, k)
     support = 2 + order.words(k, n)
     own = 4 * message_words(n, m, innovation_codec) if m else 0
     lead = 4 * (support + vectors.words_of(latent, code.size(k)))

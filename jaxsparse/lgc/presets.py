@@ -40,7 +40,7 @@ SERVER: dict[str, Preset] = {
     | {
         "code": lambda: convolutional(channels=2),
         "latent": codec.int8,
-        "innovation": lambda: 0.15,
+        "innovation": lambda: "auto",
         "innovation_codec": codec.sign_mean,
         "replay": lambda: 0.0,
         "gate": lambda: 0.05,

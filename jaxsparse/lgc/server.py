@@ -42,7 +42,7 @@ def lgc_server(
     code: Code | None = None,
     order: Order | None = None,
     latent: Codec | None = None,
-    innovation: float | None = None,
+    innovation: float | Literal["auto"] | None = None,
     innovation_codec: Codec | None = None,
     replay: float | None = None,
     rotate: bool | None = None,
@@ -67,7 +67,9 @@ def lgc_server(
       code: what makes values a latent, as `js.lgc.convolutional()`.
       order: how the code sees the values, as `js.lgc.flipped()`.
       latent: how the latent is written, as `js.codec.int8()`.
-      innovation: share of k that every worker sends besides, in [0, 1].
+      innovation: share of k that every worker sends besides, in [0, 1], or ``"auto"``,
+        ``max(0.4 - 1 / N, 0.1)``: with its turns as leader a worker then sends 0.4 k
+        entries in a mean step, however many workers there are.
       innovation_codec: how the values of that are written.
       replay: how much of the leader's reconstruction stands for another worker's own
         values, in [0, 1]: 1 as in the paper; 0, the improved preset's: the leader
@@ -125,7 +127,9 @@ def lgc_server(
         chosen.pop(key)
         for key in ("latent", "innovation", "innovation_codec", "replay", "gate")
     )
-    check_fraction("lgc_server(innovation=...)", share)
+    if share != "auto":
+        check_fraction("lgc_server(innovation=...)", share)
+        share = float(share)
     check_fraction("lgc_server(replay=...)", replay)
     for argument, given in (("latent", latent), ("innovation_codec", of_share)):
         if not isinstance(given, Codec):
@@ -142,7 +146,7 @@ def lgc_server(
         seed=seed,
         **chosen,
     )
-    form = ServerSteps(shared, latent, float(share), of_share, float(replay))
+    form = ServerSteps(shared, latent, share, of_share, float(replay))
     return staged(
         shared,
         stages,

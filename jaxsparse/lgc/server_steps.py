@@ -34,12 +34,23 @@ class Leading(NamedTuple):
     payload: Array  # uint32 words: the latent or the plain values
 
 
+def innovation_share(innovation: float | str, num_workers: int) -> float:
+    """The share of k that a worker sends besides; see `lgc_server`.
+
+    >>> [innovation_share("auto", workers) for workers in (2, 4, 8)]
+    [0.1, 0.15, 0.275]
+    """
+    if innovation == "auto":
+        return max(0.4 - 1 / num_workers, 0.1)
+    return float(innovation)
+
+
 class ServerSteps(NamedTuple):
     """The steps of `lgc_server`, on flat vectors."""
 
     shared: Settings
     latent: Codec
-    innovation: float
+    innovation: float | str
     innovation_codec: Codec
     replay: float
 
@@ -119,7 +130,8 @@ class ServerSteps(NamedTuple):
 
     def _places(self, k: int) -> int:
         """Entries of an innovation."""
-        return entries(self.innovation, k)
+        workers = collectives.axis_size(self.shared.axis_name)
+        return entries(innovation_share(self.innovation, workers), k)
 
     def _helped(self, seen: Array) -> Array | None:
         """The innovation as the decoder takes it, of known values."""
