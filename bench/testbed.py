@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 PORT = 12345
 GRACE = 10  # seconds that the other hosts have when one has failed
+LOWEST, HIGHEST = 64e3, 100e9  # bits per second of a link
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -54,9 +55,12 @@ def rate_bits(rate: str) -> float:
     200000000.0
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
-    if not found or not float(found[1]):
-        raise TestbedError(f"--rate={rate} must be a rate such as 200mbit or 1.5gbit.")
-    return float(found[1]) * UNITS[found[2]]
+    bits = float(found[1]) * UNITS[found[2]] if found else 0.0
+    if not LOWEST <= bits <= HIGHEST:
+        raise TestbedError(
+            f"--rate={rate} must be a rate such as 200mbit, from 64kbit to 100gbit."
+        )
+    return bits
 
 
 def ip(*words: str) -> None:
@@ -121,6 +125,17 @@ def within(*command: str, name: str) -> str:
     return done.stdout
 
 
+def stop(names: Sequence[str]) -> None:
+    """Stops what runs in these namespaces."""
+    for how, wait in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 0.5)):
+        for pid in (int(pid) for name in names for pid in pids_of(name)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+        end = time.monotonic() + wait
+        while any(pids_of(name) for name in names) and time.monotonic() < end:
+            time.sleep(0.05)
+
+
 def remove(prefix: str) -> None:
     """Stops what runs in the namespaces of this prefix, and removes them."""
     listed = subprocess.run(
@@ -128,14 +143,7 @@ def remove(prefix: str) -> None:
     )
     names = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
     mine = [name for name in names if name.startswith(f"{prefix}-")]
-    for how, wait in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 0.2)):
-        pids = [int(pid) for name in mine for pid in pids_of(name)]
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, how)
-        end = time.monotonic() + wait
-        while any(pids_of(name) for name in mine) and time.monotonic() < end:
-            time.sleep(0.05)
+    stop(mine)
     for name in mine:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     for folder in Path("/etc/netns").glob(f"{prefix}-*"):
@@ -186,7 +194,7 @@ def counters(hosts: Sequence[Host]) -> list[dict[str, int]]:
 def run(hosts: Sequence[Host], command: Sequence[str]) -> list[int]:
     """Runs a command on all hosts; output lines tell their host. The exit statuses."""
     values = {"{hosts}": str(len(hosts)), "{coordinator}": f"{hosts[0].address}:{PORT}"}
-    started = []
+    started, readers = [], []
     for i, host in enumerate(hosts):
         words = []
         for word in command:
@@ -200,8 +208,10 @@ def run(hosts: Sequence[Host], command: Sequence[str]) -> list[int]:
             text=True,
             errors="replace",
         )
-        threading.Thread(target=relay, args=(i, process.stdout), daemon=True).start()
+        reader = threading.Thread(target=relay, args=(i, process.stdout), daemon=True)
+        reader.start()
         started.append(process)
+        readers.append(reader)
     deadline = None
     while any(process.poll() is None for process in started):
         time.sleep(0.05)
@@ -210,15 +220,19 @@ def run(hosts: Sequence[Host], command: Sequence[str]) -> list[int]:
             print(f"host {failed[0]} failed; the others have {GRACE} s", flush=True)
             deadline = time.monotonic() + GRACE
         if deadline is not None and time.monotonic() > deadline:
-            for process in started:
-                process.terminate()
-    return [process.wait() for process in started]
+            break
+    stop([host.name for host in hosts])  # what hangs, or was left in the background
+    statuses = [process.wait() for process in started]
+    for reader in readers:  # all that was said is told
+        reader.join()
+    return [128 - status if status < 0 else status for status in statuses]
 
 
 def relay(number: int, lines: Any) -> None:
-    """Prints a host's lines behind its number."""
+    """Prints a host's lines behind its number, and reads on if nobody listens."""
     for line in lines:
-        print(f"[{number}] {line}", end="", flush=True)
+        with contextlib.suppress(BrokenPipeError):
+            print(f"[{number}] {line}", end="", flush=True)
 
 
 def main() -> int:
@@ -241,6 +255,8 @@ def main() -> int:
             raise TestbedError(f"--hosts={arguments.hosts} must lie in 2 to 250.")
         if arguments.rate:
             rate_bits(arguments.rate)
+        if arguments.report and not arguments.report.parent.is_dir():
+            raise TestbedError(f"--report={arguments.report}: there is no such folder.")
         check()
         with testbed(arguments.hosts, arguments.rate) as hosts:
             before, start = counters(hosts), time.perf_counter()

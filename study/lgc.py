@@ -69,13 +69,20 @@ def resolved(item: str, workers: int, n: int) -> tuple[str, float]:
     variant, _, density = item.rpartition("@")
     parse(variant)
     if not density.startswith("="):
-        return variant, float(density)
+        try:
+            return variant, float(density)
+        except ValueError as error:
+            raise ValueError(
+                f"{item!r} must be VARIANT@DENSITY or @=VARIANT."
+            ) from error
     name, settings = parse(density[1:])
     k = entries(DENSITY, n)
     most = learned.payload(name, settings, workers, k, n).mean / 4
     codec = codec_of(variant)
-    fitting = (k for k in range(1, n) if message_words(n, k, codec) > most)
-    return variant, (next(fitting) - 1.5) / n  # rounded up to entries
+    fitting = [k for k in range(1, n) if message_words(n, k, codec) <= most]
+    if not fitting:
+        raise ValueError(f"{item!r}: {density[1:]} says less than one entry takes.")
+    return variant, (fitting[-1] - 0.5) / n  # rounded up to entries
 
 
 def wanted(arguments: argparse.Namespace, workers: int, n: int) -> dict[Run, list[int]]:

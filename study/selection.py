@@ -25,7 +25,8 @@ from train.report import write_json
 
 CLAIM = [
     "dense@1/8",
-    "topk@0.01",
+    "topk@0.01/8",
+    "topk@0.01/16",
     "topk:limit=1@0.01/8",
     "topk:limit=1@0.01/16",
     "ema:weight=64,limit=2.5@0.01/8",
@@ -38,10 +39,8 @@ CLAIM = [
 CURVE = [
     "dense@1/16",
     "dense@1/4",
-    "topk@0.0025",
-    "topk@0.001",
-    "topk@0.0003/8",
-    "topk@0.0003/16",
+    *(f"topk@{d}/{n}" for n in (8, 16) for d in (0.0025, 0.001, 0.0003)),
+    "topk@0.01/4",
     "ema:weight=64,limit=1.5@0.01/4",
 ]
 SEARCH = [
@@ -51,7 +50,6 @@ SEARCH = [
     "frequency:weight=64@0.01",
     "ema:weight=16@0.01",
     "ema:weight=64@0.01",
-    "ema:weight=64,local=1@0.01",
     "ema:weight=16,of=support@0.01",
     "ema:weight=64,of=support@0.01",
     "ema:weight=256,exploration=0.25@0.01",
@@ -64,8 +62,6 @@ SEARCH = [
     "topk:limit=1@0.02",
     "topk:limit=1@0.004",
     "ema:weight=64,limit=2.5@0.004",
-    "frequency:weight=16@0.001",
-    "penalty:factor=0.1@0.001",
     "regtopk@0.001",
     "ema:weight=64@0.001",
     "ema:weight=256@0.001",

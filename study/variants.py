@@ -127,7 +127,7 @@ def sent_down(figures: dict[str, Any]) -> float:
 
 
 def moved_step(figures: dict[str, Any], n: int) -> js.cost.Step:
-    """A mean step, by the cost model of the variant's exchange."""
+    """A mean step, by the cost model of the variant's exchange, or a cheaper one."""
     workers, k = figures["workers"], round(figures["selected"])
     name, settings = parse(figures["variant"])
     if name == "dense":
@@ -135,7 +135,12 @@ def moved_step(figures: dict[str, Any], n: int) -> js.cost.Step:
     if name == "leader":
         return js.cost.shared_support(workers, k, n)
     union = min(max(figures["aggregated"], k), workers * k)
-    return js.cost.server(workers, k, union, n, limit=settings.get("limit"))
+    server = js.cost.server(workers, k, union, n, limit=settings.get("limit"))
+    if "limit" in settings:
+        return server
+    # The mean is the same: whoever has the choice takes what costs less.
+    gathered = js.cost.all_gather(workers, k, n)
+    return min(server, gathered, key=lambda step: step.up + step.down)
 
 
 def moved(figures: dict[str, Any], n: int) -> dict[str, float]:

@@ -75,6 +75,9 @@ def test_bytes_of_a_variant_are_those_of_its_exchange():
     figures = {"workers": 8, "selected": 100.0, "aggregated": 400.0, "variant": "ema"}
     step = js.cost.server(8, 100, 400, 10_000)
     assert variants.moved(figures, 10_000) == {"up": step.up, "down": step.down}
+    apart = {**figures, "aggregated": 790.0}  # then all_gather costs less
+    step = js.cost.all_gather(8, 100, 10_000)
+    assert variants.moved(apart, 10_000) == {"up": step.up, "down": step.down}
     led = variants.moved({**figures, "variant": "leader"}, 10_000)
     assert led["up"] == js.cost.shared_support(8, 100, 10_000).up
 

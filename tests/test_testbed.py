@@ -120,12 +120,40 @@ def test_nothing_is_left_however_it_ends(how):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["-n", "1"], ["-n", "300"], ["--rate", "fast"], ["--rate", "0mbit"]],
+    [
+        ["-n", "1"],
+        ["-n", "300"],
+        ["--rate", "fast"],
+        ["--rate", "0mbit"],
+        ["--report", "/nonexistent/report.json"],
+    ],
 )
 def test_wrong_arguments_are_told(arguments):
     status, output = finished(*arguments, "--", "true")
     assert status == 3 and arguments[0].lstrip("-")[0] in output
     assert arguments[1] in output
+
+
+def test_a_command_that_does_not_want_to_stop_is_stopped():
+    stubborn = "if [ {host} = 0 ]; then exit 1; fi; trap '' TERM; sleep 100"
+    begun = time.monotonic()
+    status, output = finished("-n", "2", "--", "sh", "-c", stubborn)
+    if not ALLOWED:
+        return says_that_it_cannot(status, output)
+    assert status == 1 and time.monotonic() - begun < testbed.GRACE + 20
+
+
+def test_all_that_a_slow_reader_reads_and_nobody_waits_for_one_that_is_gone():
+    with start("-n", "2", "--", "sh", "-c", "seq 1 30000; echo last") as process:
+        if not ALLOWED:
+            return says_that_it_cannot(process.wait(), process.stdout.read())
+        time.sleep(3)
+        lines = process.stdout.read().splitlines()
+        assert sum(line.endswith("] last") for line in lines) == 2
+    with start("-n", "2", "--", "seq", "1", "300000") as process:
+        process.stdout.readline()
+        process.stdout.close()
+        process.wait(timeout=30)
 
 
 def test_an_unprivileged_user_is_told(monkeypatch):

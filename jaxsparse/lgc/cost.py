@@ -66,7 +66,7 @@ def server(
       >>> round(top_k / payload.mean, 1), round(4 * 25_557_032 / payload.mean)
       (4.8, 5503)
     """
-    check_positive_int("server(num_workers=...)", num_workers)
+    _check_sizes("server", num_workers, k, n)
     share = server_steps.innovation_share(innovation, num_workers)
     check_fraction("server(innovation=...)", share)
     order = flipped() if order is None else order
@@ -120,7 +120,7 @@ def ring(
       >>> ring(8, 1000, 1_000_000, convolutional(channels=11, slope=1.0)).mean
       716
     """
-    check_positive_int("ring(num_workers=...)", num_workers)
+    _check_sizes("ring", num_workers, k, n)
     order = flipped() if order is None else order
     codec = codec_lib.bfloat16() if codec is None else codec
     if contributed:
@@ -140,3 +140,11 @@ def ring(
         plain_mean=share + plain,
         down=(num_workers - 1) * support + values if contributed else support + values,
     )
+
+
+def _check_sizes(call: str, num_workers: int, k: int, n: int) -> None:
+    """Raises ValueError: no positive number, or more entries chosen than there are."""
+    for name, value in (("num_workers", num_workers), ("k", k), ("n", n)):
+        check_positive_int(f"{call}({name}=...)", value)
+    if k > n:
+        raise ValueError(f"`{call}(k=...)` must be at most n = {n}, got {k}.")

@@ -29,9 +29,17 @@ def latent_bits(bits: int | str, num_workers: int) -> int:
 
     >>> [latent_bits("auto", workers) for workers in (2, 4, 8, 16)], latent_bits(32, 4)
     ([3, 4, 5, 6], 32)
+
+    Raises:
+      ValueError: so many workers' integers have no room in so few bits.
     """
     if bits == "auto":
         return next(b for b in range(32) if levels(b, num_workers) >= 4)
+    if bits not in (*range(2, 17), 32) or levels(int(bits), num_workers) < 2:
+        raise ValueError(
+            f"`latent_bits={bits!r}` leaves {num_workers} workers no two levels each, "
+            "or is not 2 to 16, 32 or 'auto'. Pass 'auto'."
+        )
     return int(bits)
 
 

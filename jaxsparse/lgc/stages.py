@@ -185,6 +185,10 @@ def staged(
       ValueError: an argument out of its range.
     """
     call = shared.call
+    if not isinstance(stages, (tuple, list)) or len(stages) != 2:
+        raise ValueError(
+            f"`{call}(stages=...)` must be two steps (T1, T2), got {stages}."
+        )
     first, second = (check_positive_int(f"{call}(stages=...)", s, 0) for s in stages)
     if second < first:
         raise ValueError(

@@ -16,6 +16,7 @@ nothing is learned.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -59,8 +60,19 @@ def check_training(call: str, training: Training) -> None:
     """
     if not isinstance(training, Training):
         raise TypeError(f"`{call}` must be a `js.lgc.Training(...)`, got {training!r}.")
-    rate = f"{call}.learning_rate"
-    check_number(rate, training.learning_rate, "be positive", lambda x: x > 0)
+    check_number(
+        f"{call}.learning_rate",
+        training.learning_rate,
+        "be positive and finite",
+        lambda x: 0 < x < math.inf,
+    )
+    for name in ("reconstruction", "similarity"):
+        check_number(
+            f"{call}.{name}",
+            getattr(training, name),
+            "be finite and at least 0",
+            lambda x: 0 <= x < math.inf,
+        )
     check_positive_int(f"{call}.steps", training.steps)
 
 
@@ -124,13 +136,15 @@ def train(
 
 
 def nmse(x: Array, reconstruction: Array) -> Array:
-    """``||x - rec||^2 / ||x||^2``, a float32 scalar; 0 of zeros, at most 1e6.
+    """``||x - rec||^2 / ||x||^2``, a float32 scalar, at most 1e6.
+
+    Of zeros it is 1: they say nothing of a code, and must not open its gate.
 
     >>> nmse(jnp.array([3.0, 4.0]), jnp.array([3.0, 3.0])).item()
     0.04
     """
     energy, error = jnp.sum(x**2), jnp.sum((x - reconstruction) ** 2)
-    return jnp.where(energy > 0, jnp.minimum(error / energy, 1e6), 0.0)
+    return jnp.where(energy > 0, jnp.minimum(error / energy, 1e6), 1.0)
 
 
 def _square(x: Array) -> Array:
