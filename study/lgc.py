@@ -200,6 +200,4 @@ def picture(path, found: list[dict[str, Any]], arguments: argparse.Namespace) ->
     )
     axes[1].set(yscale="log", xlabel="step", ylabel="reconstruction error (NMSE)")
     axes[0].set_title(f"{arguments.data}, {workers} workers, {arguments.steps} steps")
-    for ax in axes:
-        ax.legend(fontsize=6)
     plots.finish(figure, axes, path)

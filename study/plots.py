@@ -54,8 +54,22 @@ def points(
 
 
 def finish(figure: Figure, axes: Sequence[Axes], path: Path) -> None:
-    """Grids, a legend, and the file."""
+    """Grids, one legend below all panels, and the file."""
+    shown: dict[str, Any] = {}
     for ax in axes:
         ax.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+        shown |= {
+            label: handle
+            for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+            if label not in shown
+        }
+    rows = -(-len(shown) // (3 * len(axes)))
+    figure.set_figheight(figure.get_figheight() + 0.2 * rows)
+    figure.legend(
+        shown.values(),
+        shown.keys(),
+        loc="outside lower center",
+        ncols=3 * len(axes),
+        fontsize=8,
+    )
     figure.savefig(path, dpi=120)

@@ -167,20 +167,22 @@ def picture(path, found: list[dict[str, Any]], arguments: argparse.Namespace) ->
         min(curve, default=0.0) - 0.02,
         max(max(f["accuracies"]) for f in found),
     )
+    others = [f["variant"] for f in found if f["variant"] not in ("topk", "dense")]
+    numbers = {variant: i for i, variant in enumerate(dict.fromkeys(others))}
     for ax, workers in zip(axes, arguments.workers, strict=True):
         mine = [f for f in found if f["workers"] == workers]
         plain = [f for f in mine if f["variant"] == "topk"]
         plain.sort(key=lambda f: f["density"])
         samples = [f["accuracies"] for f in plain]
         plots.band(ax, total(plain), samples, "topk", color="k", marker=".")
-        others = [f["variant"] for f in mine if f["variant"] not in ("topk", "dense")]
-        for i, variant in enumerate(dict.fromkeys(others)):
+        for variant, i in numbers.items():
             group = [f for f in mine if f["variant"] == variant]
             samples = [f["accuracies"] for f in group]
             below = any(min(sample) < lowest for sample in samples)
             label = variant + (" (one below the figure)" if below else "")
-            mark = plots.MARKS[i % len(plots.MARKS)]
-            plots.points(ax, total(group), samples, label, marker=mark)
+            style = {"marker": plots.MARKS[i % len(plots.MARKS)], "color": f"C{i % 10}"}
+            if group:
+                plots.points(ax, total(group), samples, label, **style)
         for f in mine:
             if f["variant"] == "dense":
                 ax.axhline(f["accuracy"], color="k", ls=":", label="dense")
