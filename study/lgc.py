@@ -5,7 +5,7 @@ scripts/study lgc --data digits --steps 400
 scripts/study lgc --workers 8 --controls lgc_ring:channels=8@0.01
 
 What a claim rests on is run with all seeds and for every number of workers; controls
-with the first two seeds for the first number of workers. ``VARIANT@=OTHER`` is VARIANT
+with the first few seeds for the first number of workers. ``VARIANT@=OTHER`` is VARIANT
 at the density at which it says as many bytes as OTHER does at a density of 1 %.
 """
 
@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_arguments(parser, workers=(8, 4))
     for name, default in (("claim", CLAIM), ("controls", CONTROLS)):
         parser.add_argument(f"--{name}", nargs="*", default=default)
+    parser.add_argument(
+        "--control-seeds", type=int, default=2, help="how many of the seeds"
+    )
 
 
 def codec_of(variant: str) -> js.Codec:
@@ -90,7 +93,9 @@ def wanted(arguments: argparse.Namespace, workers: int, n: int) -> dict[Run, lis
     seeds = arguments.seeds
     asked = [(item, seeds) for item in arguments.claim]
     if workers == arguments.workers[0]:
-        asked += [(item, seeds[:2]) for item in arguments.controls]
+        asked += [
+            (item, seeds[: arguments.control_seeds]) for item in arguments.controls
+        ]
     return {Run(*resolved(i, workers, n), workers, 0): s for i, s in asked}
 
 
