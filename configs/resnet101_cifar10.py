@@ -7,7 +7,8 @@ The first was not run here. The literature has 93.75 %
 (github.com/kuangliu/pytorch-cifar, 350 epochs), and 93.57 % with learned compression
 (Abrahamyan et al., 2022).
 
-The second runs on generated images: see docs/results.md, "Large models".
+The second trains on generated images. It was started here and stopped before its first
+step was compiled.
 """
 
 from ml_collections import ConfigDict

@@ -10,8 +10,10 @@ with 128 images a step and momentum SGD from a rate of 0.1
 shifted and mirrored as usual; what comes in at the border is mirrored, where others
 have black.
 
-The second runs on generated images that stand in for CIFAR-10, and says nothing about
-CIFAR-10: see docs/results.md, "Large models".
+The second trains on generated images of 16 x 16 pixels that stand in for CIFAR-10, and
+says nothing about CIFAR-10. With `lgc_server` the loss fell from 2.30 to 0.91 in 8
+steps, 0.15 in 16, where latents begin, and 0.04 in all 48: 390 seconds of a CPU core
+and 4.5 GB. `lgc_ring` was not run.
 """
 
 from ml_collections import ConfigDict

@@ -9,8 +9,8 @@ has 76.13 % (torchvision's first weights: 90 epochs of 256 images a step from a 
 0.1, a tenth of it every 30 epochs; here a cosine). Images are read, cropped and
 mirrored as they are wanted: the set is larger than the memory.
 
-The second runs on generated images of 40 classes that stand in for ImageNet, and says
-nothing about ImageNet: see docs/results.md, "Large models".
+The second is for generated images of 40 classes that stand in for ImageNet, and says
+nothing about ImageNet. It was not run here either.
 """
 
 from ml_collections import ConfigDict
