@@ -248,6 +248,8 @@ def main() -> int:
     parser.add_argument("command", nargs="+", metavar="CMD", help="behind --")
     arguments = parser.parse_args()
     # An end by a signal is an end by an exception: what is made is removed.
+    # A shell starts what is in the background with SIGINT ignored: here it is not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
