@@ -2,6 +2,7 @@
 
 scripts/study lgc                                Fashion-MNIST, 8 and 4 workers
 scripts/study lgc --data digits --steps 400
+scripts/study lgc --steps 400 --examples 1024    gradients of larger batches
 scripts/study lgc --workers 8 --controls lgc_ring:channels=8@0.01
 
 What a claim rests on is run with all seeds and for every number of workers; controls
@@ -142,7 +143,7 @@ def run(arguments: argparse.Namespace) -> None:
         for each, seeds in wanted(arguments, workers, n).items():
             figures = kept.mean(each, seeds)
             found.append({**figures, **said(figures, kept.setting, n)})
-    place = f"lgc-{arguments.data}"
+    place = f"lgc-{kept.name}"
     write_json(arguments.workdir / f"{place}.json", found)
     picture(arguments.workdir / f"{place}.png", found, arguments)
     title = f"`{arguments.data}`, {n:,} parameters, {arguments.steps} steps of "

@@ -32,6 +32,9 @@ DATA = {
 }
 
 
+EXAMPLES = Setting().examples
+
+
 class Run(NamedTuple):
     """What identifies a run."""
 
@@ -47,11 +50,20 @@ class Run(NamedTuple):
 
 
 class Runs:
-    """Runs of one data set and setting, kept in a folder."""
+    """Runs of one data set and setting, kept in a folder.
+
+    Attributes:
+      name: of the folder: the data, the steps, and the examples if not the usual.
+      setting: what all of them share, but for the number of workers.
+      task: the model and its loss.
+      splits: the data.
+    """
 
     def __init__(self, folder: Path, name: str, setting: Setting, data_dir: str):
         """Reads the data; trains nothing yet."""
-        self._folder = folder / f"{name}-{setting.steps}"
+        batch = "" if setting.examples == EXAMPLES else f"-of-{setting.examples}"
+        self.name = f"{name}-{setting.steps}{batch}"
+        self._folder = folder / self.name
         self._folder.mkdir(parents=True, exist_ok=True)
         self.setting = setting
         self.task: Task = DATA[name]()
@@ -148,6 +160,9 @@ def add_arguments(
         "docs/measured has those of docs/results.md",
     )
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument(
+        "--examples", type=int, default=EXAMPLES, help="of a step, for all workers"
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=list(workers))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     if densities is not None:
@@ -164,5 +179,5 @@ def open_runs(arguments: argparse.Namespace) -> Runs:
         if hasattr(arguments, "densities"):
             arguments.densities = arguments.densities[:1]
     folder = arguments.runs or arguments.workdir.parent / "runs"
-    setting = Setting(steps=arguments.steps)
+    setting = Setting(steps=arguments.steps, examples=arguments.examples)
     return Runs(folder, arguments.data, setting, arguments.data_dir)
