@@ -1,17 +1,22 @@
 """Time of the exact top-k selection, in read passes and against `lax.top_k`.
 
 scripts/study largest                                    ResNet-50's 25 557 032 entries
+scripts/study largest --torch python3                    beside `torch.topk`
 
 A read pass is the maximum over all magnitudes, measured in the same run: what no
-selection can do without.
+selection can do without. PyTorch is no part of the project: --torch names a Python that
+has it (Debian: python3-torch) and measures there, on the same data and cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxsparse.largest import k_largest
@@ -27,6 +32,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this study."""
     parser.add_argument("--entries", type=int, default=ENTRIES)
     parser.add_argument("--densities", type=float, nargs="+", default=DENSITIES)
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python that has PyTorch")
+
+
+TORCH = """
+import sys, time, statistics, numpy, torch
+x, k = torch.from_numpy(numpy.load(sys.argv[1])), int(sys.argv[2])
+taken = []
+for _ in range(12):
+    start = time.perf_counter()
+    torch.topk(x.abs(), k, sorted=False)
+    taken.append(time.perf_counter() - start)
+print(statistics.median(taken[1:]))
+"""
+
+
+def torch_seconds(python: str, file: Path, k: int) -> float:
+    """`torch.topk` of the magnitudes of the vector in a file."""
+    command = [python, "-c", TORCH, str(file), str(k)]
+    return float(subprocess.run(command, check=True, capture_output=True).stdout)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -46,10 +70,17 @@ def run(arguments: argparse.Namespace) -> None:
             name: median_seconds(lambda way=way: way(x), 11)
             for name, way in ways.items()
         }
+        if arguments.torch:
+            file = arguments.workdir / "vector.npy"
+            np.save(file, x)
+            times["torch"] = torch_seconds(arguments.torch, file, k)
+            file.unlink()
         found.append({"k": k, **times})
         print(f"k = {k:,} measured", flush=True)
     write_json(arguments.workdir / "data.json", found)
     header = ["k", "read pass", "`top_k`", "in passes", "`lax.top_k`", "in passes"]
+    if arguments.torch:
+        header += ["`torch.topk`", "in passes", "times `top_k`"]
     rows = [
         [
             f"{f['k']:,}",
@@ -58,6 +89,15 @@ def run(arguments: argparse.Namespace) -> None:
             f"{f['ours'] / f['read']:.1f}",
             f"{1e3 * f['lax']:.1f} ms",
             f"{f['lax'] / f['read']:.1f}",
+            *(
+                [
+                    f"{1e3 * f['torch']:.1f} ms",
+                    f"{f['torch'] / f['read']:.1f}",
+                    f"{f['torch'] / f['ours']:.1f}",
+                ]
+                if arguments.torch
+                else []
+            ),
         ]
         for f in found
     ]

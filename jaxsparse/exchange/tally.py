@@ -32,7 +32,8 @@ class Tally(NamedTuple):
         valid = indices < n
         before = self.hits.at[indices].get(mode="fill", fill_value=0)
         return Tally(
-            self.hits.at[indices].add(1, mode="drop"),
+            # Made from `before`, so that XLA need not copy `hits` to read it first.
+            self.hits.at[indices].set(before + 1, mode="drop"),
             self.union + jnp.sum(valid & (before == 0), dtype=jnp.uint32),
             self.received + jnp.sum(valid, dtype=jnp.uint32),
             self.pairs + jnp.sum(before, dtype=jnp.uint32),
