@@ -9,7 +9,7 @@ included. Units are in the names: `step_ms` is the median of `--steps` steps aft
 `--burn-in` others, `link_bytes` what the program's collectives move on one worker's
 link in a step, `nic_sent_bytes` what the host's interface counted, `memory_vectors` the
 peak memory of a worker in n-vectors of float32 by XLA's account. Steps on all the hosts
-of a test bed share this machine's cores.
+of a test bed share this machine's cores. With --batch it is a whole training step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def commands(arguments: argparse.Namespace) -> list[str]:
     own = [sys.executable, "-m", "bench.worker"]
     for name in ("models", "methods"):
         own += [f"--{name}", *getattr(arguments, name)]
-    for name in ("density", "steps", "burn_in", "workers"):
+    for name in ("density", "steps", "burn_in", "workers", "batch"):
         own += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
     if not arguments.hosts:
         return own

@@ -14,6 +14,7 @@ import jax
 
 from bench import shapes
 from bench.measure import measure, selection
+from bench.work import TRAINED
 from train import parallel
 from train.errors import SetupError
 
@@ -38,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=1, help="without --hosts: CPU devices"
     )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=0,
+        help="whole training steps of a ResNet with so many images of 224 x 224 pixels",
+    )
 
 
 def tree_of(model: str) -> Any:
@@ -55,6 +62,11 @@ def tree_of(model: str) -> Any:
 def run(arguments: argparse.Namespace) -> None:
     """Measures all methods on all models."""
     trees = {model: tree_of(model) for model in arguments.models}
+    if arguments.batch and (wrong := trees.keys() - TRAINED):
+        raise SetupError(
+            f"--batch={arguments.batch} trains {' and '.join(TRAINED)}, and there is "
+            f"--models {' '.join(wrong)}."
+        )
     workers = parallel.Workers(jax.device_count())
     for model, tree in trees.items():
         n = shapes.entries(tree)
@@ -67,6 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
                 density=arguments.density,
                 steps=arguments.steps,
                 burn_in=arguments.burn_in,
+                train=(model, arguments.batch) if arguments.batch else None,
             )
             if jax.process_index() == 0:
                 line = {"model": model, **figures, **alone}
