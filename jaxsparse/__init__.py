@@ -32,6 +32,8 @@ from .exchange import g_top_k as g_top_k
 from .exchange import server as server
 from .exchange import shared_support as shared_support
 from .exchange.collectives import vary as vary
+from .hierarchical import axis_groups as axis_groups
+from .hierarchical import hierarchical as hierarchical
 from .labels import label_leaves as label_leaves
 from .lgc.ring import lgc_ring as lgc_ring
 from .lgc.server import lgc_server as lgc_server

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from .base import AxisGroups
+
 
 def check_density(call: str, density: Any) -> float:
     """A fraction in (0, 1], as a float.
@@ -90,11 +92,13 @@ def check_fraction(call: str, value: Any, *, static: bool = False) -> None:
 
 
 def check_axis_name(call: str, axis_name: Any) -> None:
-    """The name of a mapped axis, or a tuple of names.
+    """The name of a mapped axis, a tuple of names, or an axis by groups.
 
     Raises:
       TypeError: anything else.
     """
+    if isinstance(axis_name, AxisGroups):
+        return
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise TypeError(

@@ -117,11 +117,45 @@ class WorkerLocal:
     Attributes:
       value: any pytree.
       reshard: what a change of the number of workers conserves: ``"mean"`` over the
-        workers (an update still owed) or ``"shard"`` (parts of one global vector).
+        workers (an update still owed) or ``"shard"`` (parts of one global vector);
+        ``"inner"`` where the marks inside tell: any leaf may differ, as
+        `local_leaves` finds out.
     """
 
     value: PyTree
     reshard: str = dataclasses.field(default="mean", metadata={"static": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisGroups:
+    """Names a mapped axis by groups of its workers, each of which averages alone.
+
+    Takes the place of an axis name. A group is ``size`` workers that are ``stride``
+    apart; with strides 1 and G the same axis has hosts of G devices, and the devices
+    that have the same place on their hosts.
+
+    Attributes:
+      axis: name of the mapped axis.
+      num_workers: its size, a multiple of ``size * stride``.
+      size: workers in a group.
+      stride: from one of them to the next.
+    """
+
+    axis: str
+    num_workers: int
+    size: int
+    stride: int
+
+    @property
+    def members(self) -> list[list[int]]:
+        """The workers of each group, as ``axis_index_groups`` wants them.
+
+        >>> AxisGroups("w", 4, size=2, stride=2).members
+        [[0, 2], [1, 3]]
+        """
+        workers = range(self.num_workers)
+        first = [i for i in workers if i // self.stride % self.size == 0]
+        return [[i + j * self.stride for j in range(self.size)] for i in first]
 
 
 class ExchangeMetrics(NamedTuple):

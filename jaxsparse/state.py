@@ -21,7 +21,7 @@ from jax.custom_batching import custom_vmap
 
 from . import tree
 from .arguments import check_axis_name, check_positive_int
-from .base import PyTree, WorkerLocal
+from .base import AxisGroups, PyTree, WorkerLocal
 
 
 def local_leaves(
@@ -29,8 +29,8 @@ def local_leaves(
     state: PyTree,
     batch: PyTree,
     *,
-    axis_name: str,
-    num_workers: int,
+    axis_name: str | tuple[str, ...],
+    num_workers: int | tuple[int, ...],
     params: Callable[[PyTree], PyTree] | None = None,
 ) -> PyTree:
     """Finds the leaves of ``state`` that will differ between workers.
@@ -44,8 +44,8 @@ def local_leaves(
         worker, with collectives over ``axis_name``.
       state: as on one worker, without a worker axis; arrays may be abstract.
       batch: one worker's batch; may be abstract.
-      axis_name: name of the mapped axis.
-      num_workers: its size.
+      axis_name: name of the mapped axis; a tuple of names for several.
+      num_workers: its size; a tuple for several.
       params: picks the parameters out of the state; by default ``state.params``,
         ``state["params"]`` or ``state[0]``, whichever there is first.
 
@@ -69,43 +69,76 @@ def local_leaves(
       >>> local[0], local[1][0].residual.value
       (False, True)
     """
-    check_axis_name("local_leaves(axis_name=...)", axis_name)
-    if not isinstance(axis_name, str):
-        raise TypeError(
-            "`local_leaves(axis_name=...)` must be one name: vmap maps one axis. Got "
-            f"{axis_name!r}; map the step over the others first."
-        )
-    check_positive_int("local_leaves(num_workers=...)", num_workers)
-    leaves, treedef = jax.tree.flatten(state)
-
-    def stacked(x):
-        return jax.ShapeDtypeStruct((num_workers, *jnp.shape(x)), _dtype(x))
-
-    def once(local: list[bool]) -> list[bool]:
-        seen: list[bool] = []
-
-        def traced(leaves, batch):
-            out = _new_state(step(jax.tree.unflatten(treedef, leaves), batch), state)
-            return [_probe(leaf, seen) for leaf in jax.tree.leaves(out)]
-
-        arguments = [
-            stacked(x) if own else x for x, own in zip(leaves, local, strict=True)
-        ]
-        mapped = jax.vmap(
-            traced,
-            in_axes=([0 if own else None for own in local], 0),
-            axis_name=axis_name,
-            axis_size=num_workers,
-        )
-        jax.eval_shape(mapped, arguments, jax.tree.map(stacked, batch))
-        return [a or b for a, b in zip(local, seen, strict=True)]
-
-    local = jax.tree.leaves(_marked(state))
-    while (found := once(local)) != local:
-        local = found
-    mask = jax.tree.unflatten(treedef, local)
+    axes = _axes(axis_name, num_workers)
+    local = [set(axes) if own else set() for own in jax.tree.leaves(_marked(state))]
+    known = None
+    while local != known:
+        known = [set(own) for own in local]
+        for name in axes:
+            found = _varying(step, state, batch, axes, known, name)
+            for own, differs in zip(local, found, strict=True):
+                own.update({name} if differs else ())
+    mask = jax.tree.unflatten(jax.tree.structure(state), map(bool, local))
     _check_params(state, mask, params, axis_name)
     return mask
+
+
+def _varying(
+    step: Callable,
+    state: PyTree,
+    batch: PyTree,
+    axes: dict[str, int],
+    local: list[set[str]],
+    along: str,
+) -> list[bool]:
+    """Which leaves of the new state differ along one axis, which is mapped last.
+
+    ``local`` has the axes along which the leaves of ``state`` differ.
+    """
+    leaves, treedef = jax.tree.flatten(state)
+    order = sorted(axes, key=lambda name: name == along)  # from the innermost on
+    seen: list[bool] = []
+
+    def stacked(x, own):
+        sizes = [axes[name] for name in reversed(order) if name in own]
+        return jax.ShapeDtypeStruct((*sizes, *jnp.shape(x)), _dtype(x))
+
+    def mapped(leaves, batch):
+        out = step(jax.tree.unflatten(treedef, leaves), batch)
+        return jax.tree.leaves(_new_state(out, state))
+
+    for name in order:
+        if name == along:
+            mapped = _probed(mapped, seen)
+        in_axes = [0 if name in own else None for own in local], 0
+        mapped = jax.vmap(mapped, in_axes, axis_name=name, axis_size=axes[name])
+    jax.eval_shape(
+        mapped,
+        [stacked(x, own) for x, own in zip(leaves, local, strict=True)],
+        jax.tree.map(lambda x: stacked(x, axes), batch),
+    )
+    return seen
+
+
+def _axes(axis_name: Any, num_workers: Any) -> dict[str, int]:
+    """The mapped axes and their sizes."""
+    check_axis_name("local_leaves(axis_name=...)", axis_name)
+    if isinstance(axis_name, AxisGroups):
+        raise TypeError(
+            "`local_leaves(axis_name=...)` takes names only: JAX has no groups under "
+            "vmap. Trace the step with two named axes in place of `js.axis_groups`; "
+            "its state is the same."
+        )
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    sizes = num_workers if isinstance(num_workers, tuple) else (num_workers,)
+    if len(names) != len(sizes):
+        raise ValueError(
+            f"`local_leaves(num_workers=...)` must give the size of each of the axes "
+            f"{axis_name!r}, got {num_workers!r}."
+        )
+    for size in sizes:
+        check_positive_int("local_leaves(num_workers=...)", size)
+    return dict(zip(names, sizes, strict=True))
 
 
 def split(state: PyTree, local: PyTree) -> tuple[PyTree, PyTree]:
@@ -170,30 +203,40 @@ def state_axes(state: PyTree) -> PyTree:
 
 
 def _marked(state: PyTree) -> PyTree:
-    """A tree like ``state`` of bools, True inside `WorkerLocal`."""
+    """A tree like ``state`` of bools, True inside `WorkerLocal`.
+
+    Where the marks inside tell (``reshard="inner"``) only they do.
+    """
+
+    def is_marked(node):
+        return isinstance(node, WorkerLocal) and node.reshard != "inner"
 
     def mark(node):
-        marked = isinstance(node, WorkerLocal)
+        marked = is_marked(node)
         return jax.tree.map(lambda _: marked, node)
 
-    return jax.tree.map(mark, state, is_leaf=lambda x: isinstance(x, WorkerLocal))
+    return jax.tree.map(mark, state, is_leaf=is_marked)
 
 
-def _probe(x: Any, seen: list[bool]) -> Any:
-    """Passes ``x`` through, noting whether vmap batches it."""
-    place = len(seen)
-    seen.append(False)
+def _probed(function: Callable, seen: list[bool]) -> Callable:
+    """The function, noting which of its results the vmap around it batches."""
 
-    @custom_vmap
-    def identity(x):
-        return x
+    def probe(x):
+        place = len(seen)
+        seen.append(False)
 
-    @identity.def_vmap
-    def rule(axis_size, in_batched, x):
-        seen[place] = in_batched[0]
-        return x, in_batched[0]
+        @custom_vmap
+        def identity(x):
+            return x
 
-    return identity(x)
+        @identity.def_vmap
+        def rule(axis_size, in_batched, x):
+            seen[place] = in_batched[0]
+            return x, in_batched[0]
+
+        return identity(x)
+
+    return lambda *args: [probe(x) for x in function(*args)]
 
 
 def _new_state(out: Any, state: PyTree) -> PyTree:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from .arguments import check_positive_int
+from .arguments import check_axis_name, check_positive_int
+from .base import AxisGroups
 from .compiled import read_compiled
 from .jaxpr import read_jaxpr
 from .program import Collective, branch_paths
@@ -25,7 +26,7 @@ from .program import Collective, branch_paths
 _Traffic = dict[str, list[Collective]]
 
 
-def traffic(program: Any) -> _Traffic:
+def traffic(program: Any, *, axis_name: str | AxisGroups | None = None) -> _Traffic:
     """Lists the collectives of a program by the branches that lead to them.
 
     A key is a path of branches: ``""`` for what always runs, ``"finite[1]"`` for what
@@ -44,15 +45,18 @@ def traffic(program: Any) -> _Traffic:
     Args:
       program: a compiled executable, ``jitted.lower(...).compile()``, of ``jit`` or
         ``pmap``; or a jaxpr, ``jax.make_jaxpr(f, axis_env=[("workers", 8)])(...)``.
+      axis_name: lists only what goes over this axis, or in these groups of one
+        (`axis_groups`), alone or with others; for a jaxpr, which has the names.
 
     Returns:
       ``{path: [Collective(op, dtype, bytes, times), ...]}``, sorted, with bytes of the
       operand on one worker; ``{"": []}`` if nothing is sent. Of a mesh with several
-      axes the collectives over all of them are listed.
+      axes the collectives over all of them are listed, unless one is named.
 
     Raises:
       ValueError: a collective in a loop whose length is not known before it runs (in a
-        jaxpr, in any ``lax.while_loop``); a lowered program that is not compiled.
+        jaxpr, in any ``lax.while_loop``); a lowered program that is not compiled;
+        ``axis_name`` for a compiled program.
       TypeError: neither a program nor a jaxpr.
 
     Example:
@@ -70,10 +74,18 @@ def traffic(program: Any) -> _Traffic:
       'finite[0]' []
       'finite[1]' [('all-gather', 'float32', 16, 1)]
     """
+    if axis_name is not None:
+        check_axis_name("traffic(axis_name=...)", axis_name)
     if hasattr(program, "as_text"):
+        if axis_name is not None:
+            raise ValueError(
+                f"`traffic(axis_name=...)` got {axis_name!r} for a compiled program, "
+                "which has no names of axes. Pass the jaxpr, "
+                "`jax.make_jaxpr(step, axis_env=[...])(...)`."
+            )
         return branch_paths(read_compiled(program.as_text()))
     if isinstance(program, (core.Jaxpr, core.ClosedJaxpr)):
-        return branch_paths(read_jaxpr(program))
+        return branch_paths(read_jaxpr(program, axis_name=axis_name))
     raise TypeError(
         "`traffic(program)` must be a compiled executable or a jaxpr, got "
         f"{type(program).__name__}. Pass `jitted.lower(...).compile()`."

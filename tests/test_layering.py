@@ -11,7 +11,8 @@ LIBRARY, TRAIN = ROOT / "jaxsparse", ROOT / "train"
 # A file imports from lines above its own, or from its own folder. A new file needs a
 # place here: the highest that will do.
 ORDER = [
-    "base arguments",
+    "base",
+    "arguments",
     "tree scaling",
     "bits priority labels",
     "largest",
@@ -27,9 +28,9 @@ ORDER = [
 # These stand beside the others: what they may know, and nothing else may know them.
 ASIDE = {
     "state": {"base", "arguments", "tree"},
-    "traffic": {"arguments", "program", "compiled", "jaxpr"},
+    "traffic": {"base", "arguments", "program", "compiled", "jaxpr"},
     "compiled": {"hlo", "program"},
-    "jaxpr": {"program"},
+    "jaxpr": {"base", "program"},
     "hlo": set(),
     "program": set(),
 }
@@ -43,6 +44,7 @@ UNKNOWN = {
     "memory": {"reducers/", "selection", "codec", "scope"},
     "phases": {"reducers/", "selection", "codec", "scope", "exchange/"},
     "nonfinite": {"reducers/", "selection", "codec", "scope"},
+    "hierarchical": {"reducers/", "selection", "codec", "scope", "memory"},
 }
 COLLECTIVES = {
     "all_gather",

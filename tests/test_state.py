@@ -367,3 +367,47 @@ def test_axes_of_a_state_fit_the_mappers(mapper):
     shapes = functools.partial(jax.tree.map, jnp.shape)
     assert shapes(after) == shapes(local) and shapes(updates) == shapes(params())
     assert int(after[1][0].count) == 1
+
+
+def test_leaves_that_differ_along_one_of_two_axes():
+    """What devices of one place share is no more than a part of the parameters."""
+    axes, x = ("hosts", "devices"), jnp.zeros(2)
+
+    def step(state, batch):
+        params, of_host, of_place, own = state
+        of_host = of_host + jax.lax.pmean(batch, "devices")
+        of_place = of_place + jax.lax.pmean(batch, "hosts")
+        params += jax.lax.pmean(of_host, "hosts") + jax.lax.pmean(of_place, "devices")
+        return params, of_host, of_place, own + batch
+
+    find = functools.partial(js.local_leaves, axis_name=axes, num_workers=(2, 3))
+    assert find(step, (x, x, x, x), x) == (False, True, True, True)
+
+    def wrong(state, batch):  # each leaf is averaged over the axis it does not vary on
+        params, of_host, of_place, own = step(state, batch)
+        return params + jax.lax.pmean(of_place, "hosts"), of_host, of_place, own
+
+    with pytest.raises(ValueError, match="parameters would differ between workers"):
+        find(wrong, (x, x, x, x), x)
+
+
+def test_marks_inside_tell():
+    state = js.WorkerLocal({"count": 0, "own": js.WorkerLocal(1)}, reshard="inner")
+    found = js.local_leaves(
+        lambda s, batch: s,
+        (jnp.zeros(2), state),
+        jnp.zeros(2),
+        axis_name=AXIS,
+        num_workers=2,
+    )
+    assert jax.tree.leaves(found) == [False, False, True]
+    assert js.state_axes(state) == 0
+
+
+def test_axes_and_their_sizes():
+    x = jnp.zeros(2)
+    find = functools.partial(js.local_leaves, lambda s, batch: s, x, x)
+    with pytest.raises(ValueError, match="the size of each of the axes"):
+        find(axis_name=("hosts", "devices"), num_workers=4)
+    with pytest.raises(ValueError, match=r"local_leaves\(num_workers=...\).*got 0"):
+        find(axis_name=("hosts", "devices"), num_workers=(2, 0))

@@ -56,11 +56,10 @@ def all_gather() -> Exchange:
             total = total.at[at].add(values / workers, mode="drop")
             return (total, tally.add(at, missed=header[0])), None
 
-        (mean, tally), _ = lax.scan(
-            add,
-            (jnp.zeros(n, jnp.float32), Tally.start(n, workers)),
-            collectives.gather(message, axis_name),
-        )
+        messages = collectives.gather(message, axis_name)
+        start = jnp.zeros(n, jnp.float32), Tally.start(n, workers)
+        start = collectives.vary_like(start, messages)
+        (mean, tally), _ = lax.scan(add, start, messages)
         left = x.at[indices].add(-sent, mode="drop")
         metrics = tally.metrics(workers, sent)
         return mean, left, state, metrics

@@ -7,29 +7,66 @@ All that has to be said about them is said here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..base import AxisGroups
+
 PyTree = Any
-AxisName = str | tuple[str, ...]
+AxisName = str | tuple[str, ...] | AxisGroups
 
 
 def axis_size(axis_name: AxisName) -> int:
-    """The number of workers on the mapped axis, a Python int.
+    """The number of workers on the mapped axis, or in a group, a Python int.
 
     Raises:
       NameError: the axis is not bound here.
+      ValueError: groups were made for another number of workers.
     """
+    name = _name(axis_name)
     try:
-        return lax.axis_size(axis_name)
+        size = lax.axis_size(name)
     except NameError as error:
         raise NameError(
-            f"axis_name={axis_name!r} is not bound here: the update must run inside "
-            f"`jax.pmap(..., axis_name={axis_name!r})`, or inside `jax.shard_map` "
+            f"axis_name={name!r} is not bound here: the update must run inside "
+            f"`jax.pmap(..., axis_name={name!r})`, or inside `jax.shard_map` "
             "or `jax.vmap` over an axis of that name."
+        ) from error
+    if not isinstance(axis_name, AxisGroups):
+        return size
+    if size != axis_name.num_workers:
+        raise ValueError(
+            f"`axis_groups(num_workers=...)` is {axis_name.num_workers}, but axis "
+            f"{name!r} has {size} workers: pass num_workers={size}."
+        )
+    return axis_name.size
+
+
+def _name(axis_name: AxisName) -> str | tuple[str, ...]:
+    return axis_name.axis if isinstance(axis_name, AxisGroups) else axis_name
+
+
+def _run(collective: Callable, x: Array, axis_name: AxisName, **options) -> Array:
+    """One of JAX's collectives over the whole axis, or in each of its groups.
+
+    Raises:
+      NotImplementedError: groups, where JAX has none.
+    """
+    if not isinstance(axis_name, AxisGroups):
+        return collective(x, axis_name, **options)
+    groups = {"axis_index_groups": axis_name.members}
+    try:
+        return collective(x, axis_name.axis, **groups, **options)
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"JAX has no groups of axis {axis_name.axis!r} here: `js.axis_groups` is "
+            "for `jax.pmap` and `jax.shard_map(..., check_vma=False)`. Under "
+            "`jax.vmap` and `check_vma=True` use two named axes, one for the hosts "
+            "and one for the devices of a host."
         ) from error
 
 
@@ -50,7 +87,7 @@ def check_workers(call: str, num_workers: int | None, axis_name: AxisName) -> in
 
 def typed(axis_name: AxisName) -> bool:
     """Whether arrays carry varying types here: only in shard_map(check_vma=True)."""
-    return bool(varying_axes(lax.axis_index(axis_name)))
+    return bool(varying_axes(lax.axis_index(_name(axis_name))))
 
 
 def varying_axes(x: Any) -> frozenset:
@@ -69,14 +106,15 @@ def check_local(updates: PyTree, axis_name: AxisName) -> None:
       ValueError: no leaf of ``updates`` varies over the axis.
     """
     leaves = jax.tree.leaves(updates)
-    names = set(axis_name) if isinstance(axis_name, tuple) else {axis_name}
+    name = _name(axis_name)
+    names = set(name) if isinstance(name, tuple) else {name}
     if not leaves or not typed(axis_name):
         return
     if not any(names & varying_axes(leaf) for leaf in leaves):
         raise ValueError(
-            f"the updates do not vary over axis {axis_name!r}: shard_map has already "
+            f"the updates do not vary over axis {name!r}: shard_map has already "
             "summed these gradients over the workers. Take gradients with respect to "
-            f"`js.vary(params, axis_name={axis_name!r})`, or use `check_vma=False`."
+            f"`js.vary(params, axis_name={name!r})`, or use `check_vma=False`."
         )
 
 
@@ -88,25 +126,34 @@ def check_as_local(updates: PyTree, state: PyTree) -> None:
 
 def mean(x: Array, axis_name: AxisName) -> Array:
     """The mean over the workers, on all of them. Divides first: no overflow."""
-    return lax.psum(x / axis_size(axis_name), axis_name)
+    return total(x / axis_size(axis_name), axis_name)
+
+
+def mean_part(x: Array, axis_name: AxisName) -> Array:
+    """Worker i's part of the mean, the i-th of N equal ones. Divides first."""
+    return _run(lax.psum_scatter, x / axis_size(axis_name), axis_name, tiled=True)
 
 
 def gather(x: Array, axis_name: AxisName) -> Array:
     """All workers' arrays stacked, ``[N, ...]``, the same on every worker."""
     if typed(axis_name):
-        return lax.all_gather(x, axis_name, to="invarying")
-    return lax.all_gather(x, axis_name)
+        return _run(lax.all_gather, x, axis_name, to="invarying")
+    return _run(lax.all_gather, x, axis_name)
 
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
     """Row i of every worker's ``x`` to worker i: ``[N, ...]``, in order of workers."""
-    return lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0, tiled=True)
+    dimensions = {"split_axis": 0, "concat_axis": 0, "tiled": True}
+    return _run(lax.all_to_all, x, axis_name, **dimensions)
 
 
 def swap(x: Array, distance: int, axis_name: AxisName) -> Array:
     """The ``x`` of worker ``i xor distance``, on worker i of ``2**m``."""
-    pairs = [(i, i ^ distance) for i in range(axis_size(axis_name))]
-    return lax.ppermute(x, axis_name, pairs)
+    workers = range(axis_size(axis_name))
+    # A permutation has no groups: it is one of the whole axis.
+    groups = axis_name.members if isinstance(axis_name, AxisGroups) else [workers]
+    pairs = [(group[i], group[i ^ distance]) for group in groups for i in workers]
+    return lax.ppermute(x, _name(axis_name), pairs)
 
 
 def gather_halves(x: Array, axis_name: AxisName) -> list[Array]:
@@ -123,7 +170,7 @@ def gather_halves(x: Array, axis_name: AxisName) -> list[Array]:
 
 def total(x: Array, axis_name: AxisName) -> Array:
     """The sum over the workers, on all of them."""
-    return lax.psum(x, axis_name)
+    return _run(lax.psum, x, axis_name)
 
 
 def broadcast(words: Array, root: Array, axis_name: AxisName) -> Array:
@@ -134,17 +181,20 @@ def broadcast(words: Array, root: Array, axis_name: AxisName) -> Array:
 
 def maximum(x: Array, axis_name: AxisName) -> Array:
     """The largest over the workers, on all of them."""
-    return lax.pmax(x, axis_name)
+    return _run(lax.pmax, x, axis_name)
 
 
 def worker(axis_name: AxisName) -> Array:
-    """Which worker this is, an int32 in [0, N)."""
-    return lax.axis_index(axis_name)
+    """Which worker this is, on the axis or in its group, an int32 in [0, N)."""
+    index = lax.axis_index(_name(axis_name))
+    if isinstance(axis_name, AxisGroups):
+        return index // axis_name.stride % axis_name.size
+    return index
 
 
 def agree(flag: Array, axis_name: AxisName) -> Array:
     """True on every worker if true on all of them."""
-    return lax.pmin(flag.astype(jnp.int32), axis_name) == 1
+    return _run(lax.pmin, flag.astype(jnp.int32), axis_name) == 1
 
 
 def vary(tree: PyTree, *, axis_name: AxisName) -> PyTree:
@@ -170,7 +220,7 @@ def vary(tree: PyTree, *, axis_name: AxisName) -> PyTree:
       Array([[1.],
              [2.]], dtype=float32)
     """
-    return vary_like(tree, lax.axis_index(axis_name))
+    return vary_like(tree, lax.axis_index(_name(axis_name)))
 
 
 def vary_like(tree: PyTree, like: Array) -> PyTree:
@@ -181,6 +231,11 @@ def vary_like(tree: PyTree, like: Array) -> PyTree:
         return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
     return jax.tree.map(typed_like, tree)
+
+
+def keep_types(state: PyTree, before: PyTree) -> PyTree:
+    """Types a new state as varying where the one before it was, for scan and cond."""
+    return jax.tree.map(vary_like, state, before)
 
 
 def zeros(abstract: jax.ShapeDtypeStruct) -> Array:

@@ -64,10 +64,11 @@ def sign_mean(*, axis_name: collectives.AxisName) -> Reducer:
             magnitude = _per_entry(scales, spec.sizes)
             return jnp.where(positive, magnitude, -magnitude)
 
+        messages = collectives.gather(message, axis_name)
         mean, _ = lax.scan(
             lambda total, message: (total + decode(message) / workers, None),
-            jnp.zeros(spec.size, jnp.float32),
-            collectives.gather(message, axis_name),
+            collectives.vary_like(jnp.zeros(spec.size, jnp.float32), messages),
+            messages,
         )
         left = x - decode(message)
         return tree.unflatten(mean, spec), tree.unflatten(left, spec), state

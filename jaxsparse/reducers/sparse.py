@@ -125,10 +125,11 @@ def sparse(
             codec,
         )
         observed = chosen.observe(state.selection, mean, x - left)
+        after = SparseState(observed, exchanged, metrics)
         return (
             tree.unflatten(mean, spec),
             tree.unflatten(left, spec),
-            SparseState(observed, exchanged, metrics),
+            collectives.keep_types(after, state),
         )
 
     return Reducer(init, reduce)
