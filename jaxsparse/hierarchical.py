@@ -70,7 +70,7 @@ def hierarchical(
         the one at ``init``, or another G.
 
     Example:
-      >>> import jaxsparse as js
+      >>> import jax, jaxsparse as js
       >>> between = js.sparse(js.top_k(0.5), js.all_gather(), axis_name="hosts")
       >>> tx = hierarchical(js.error_feedback(between), axis_name="devices")
       >>> step = lambda g: tx.update(g, tx.init(g))[0]
