@@ -52,6 +52,7 @@ from .reducers import dense as dense
 from .reducers import low_rank as low_rank
 from .reducers import sign_mean as sign_mean
 from .reducers import sparse as sparse
+from .reshard import reshard as reshard
 from .selection import random_block as random_block
 from .selection import random_k as random_k
 from .selection import sampled_top_k as sampled_top_k
@@ -62,6 +63,7 @@ from .state import merge as merge
 from .state import split as split
 from .state import stack_workers as stack_workers
 from .state import state_axes as state_axes
+from .state import unreplicate as unreplicate
 from .traffic import link_bytes as link_bytes
 from .traffic import payload_bytes as payload_bytes
 from .traffic import traffic as traffic

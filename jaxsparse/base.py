@@ -120,10 +120,14 @@ class WorkerLocal:
         workers (an update still owed) or ``"shard"`` (parts of one global vector);
         ``"inner"`` where the marks inside tell: any leaf may differ, as
         `local_leaves` finds out.
+      size: of shards, the entries of the global vector, an int32 scalar: their shapes
+        tell it up to what fills them up only. No static field, so that state has the
+        same structure for every tree of parameters.
     """
 
     value: PyTree
     reshard: str = dataclasses.field(default="mean", metadata={"static": True})
+    size: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,6 +179,58 @@ def stack_workers(local: PyTree, num_workers: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.stack([x] * num_workers), local)
 
 
+def unreplicate(state: PyTree) -> PyTree:
+    """One copy of a state that has a worker axis though all workers have the same.
+
+    For looking at or saving what a step mapped with ``out_axes=0`` returns, such as
+    parameters. What `split` calls shared has no worker axis and needs no such call.
+
+    Args:
+      state: every leaf has a leading worker axis.
+
+    Returns:
+      The state without it.
+
+    Raises:
+      ValueError: a leaf is the library's local state, or differs between the workers:
+        one worker's copy is not the others' (names the leaf and what to call).
+
+    Example:
+      >>> unreplicate({"w": jnp.ones((4, 2))})["w"].shape
+      (2,)
+    """
+
+    def first(path, node):
+        if isinstance(node, WorkerLocal):
+            if not jax.tree.leaves(node):  # taken out by `split`
+                return node
+            raise ValueError(_one_copy(path, "is each worker's own"))
+        if jnp.ndim(node) == 0:
+            raise ValueError(
+                f"leaf `{tree.name(path)}` has no worker axis: it is one copy already. "
+                "Pass `unreplicate` the part alone that has one."
+            )
+        is_key = jnp.issubdtype(_dtype(node), jax.dtypes.prng_key)
+        bits = jax.random.key_data(node) if is_key else node
+        same = jnp.broadcast_to(bits[:1], bits.shape)
+        if not jnp.array_equal(bits, same, equal_nan=True):
+            raise ValueError(_one_copy(path, "differs between the workers"))
+        return node[0]
+
+    return jax.tree_util.tree_map_with_path(
+        first, state, is_leaf=lambda x: isinstance(x, WorkerLocal)
+    )
+
+
+def _one_copy(path: Any, what: str) -> str:
+    return (
+        f"leaf `{tree.name(path)}` {what}: `unreplicate` would lose the other workers' "
+        "part. Take it out with `shared, own = js.split(state, local)`, where "
+        "`local = js.local_leaves(step, ...)`, and save `own` with its worker axis; "
+        "`js.reshard` turns it into that of another number of workers."
+    )
+
+
 def state_axes(state: PyTree) -> PyTree:
     """The coarsest tree of axes for a state: 0 at `WorkerLocal`, None elsewhere.
 

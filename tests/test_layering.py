@@ -28,6 +28,7 @@ ORDER = [
 # These stand beside the others: what they may know, and nothing else may know them.
 ASIDE = {
     "state": {"base", "arguments", "tree"},
+    "reshard": {"base", "arguments", "tree", "exchange/"},
     "traffic": {"base", "arguments", "program", "compiled", "jaxpr"},
     "compiled": {"hlo", "program"},
     "jaxpr": {"base", "program"},

@@ -411,3 +411,30 @@ def test_axes_and_their_sizes():
         find(axis_name=("hosts", "devices"), num_workers=4)
     with pytest.raises(ValueError, match=r"local_leaves\(num_workers=...\).*got 0"):
         find(axis_name=("hosts", "devices"), num_workers=(2, 0))
+
+
+def test_one_copy_of_what_all_workers_have():
+    state = {"w": jnp.arange(6.0).reshape(2, 3), "key": jax.random.key(3), "n": 4}
+    state["nan"] = jnp.array([jnp.nan, 1.0])
+    found = js.unreplicate(js.stack_workers(state, 4))
+    assert jax.random.key_data(found["key"]).tolist() == [0, 3]
+    for name in ("w", "n", "nan"):
+        np.testing.assert_array_equal(found[name], state[name])
+
+
+def test_one_copy_of_what_differs_is_refused_and_the_way_out_named():
+    residual = js.WorkerLocal(jnp.zeros((4, 3)))
+    for state, words in (
+        ({"w": jnp.ones((4, 2)), "residual": residual}, "`residual` is each worker's"),
+        ({"stats": jnp.arange(4.0)}, "`stats` differs between the workers"),
+        ({"count": jnp.zeros(())}, "`count` has no worker axis"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            js.unreplicate(state)
+    with pytest.raises(ValueError, match=r"js\.split\(state, local\).*js\.reshard"):
+        js.unreplicate(residual)
+    # As the message says: the local part taken out, the rest is one copy.
+    state = {"w": jnp.ones((4, 2)), "residual": residual}
+    shared, own = js.split(state, {"w": False, "residual": js.WorkerLocal(True)})
+    assert js.unreplicate(shared)["w"].shape == (2,)
+    assert own["residual"].value.shape == (4, 3)

@@ -14,6 +14,7 @@ A size limit keeps the largest entries of the union only; the server remembers t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from fractions import Fraction
 from typing import NamedTuple
@@ -68,7 +69,8 @@ def server(
       downlink: codec of the way down; by default that of the way up.
 
     Returns:
-      An `Exchange`. Its state depends on the number of workers.
+      An `Exchange`. Its state depends on the number of workers; `reshard` lays it out
+      for another.
 
     Raises:
       ValueError, TypeError: an argument out of its range; at ``init``, the number of
@@ -114,8 +116,10 @@ def server(
                 "`sparse(num_workers=...)` is needed with `server()`: its state is "
                 "made outside the mapped axis and depends on the number of workers."
             )
-        size = ownership.rows(n, num_workers)
-        return ServerState(WorkerLocal(jnp.zeros(size, jnp.float32), reshard="shard"))
+        zeros = jnp.zeros(ownership.rows(n, num_workers), jnp.float32)
+        return ServerState(
+            WorkerLocal(zeros, reshard="shard", size=jnp.array(n, jnp.int32))
+        )
 
     def send(
         x: Array,
@@ -184,7 +188,8 @@ def server(
         if not residual:
             held = jnp.zeros_like(held)
         metrics = from_counts(totals, workers, sent, rung)
-        return mean, left, ServerState(WorkerLocal(held, reshard="shard")), metrics
+        after = dataclasses.replace(state.residual, value=held)
+        return mean, left, ServerState(after), metrics
 
     return Exchange(init, send)
 
