@@ -68,6 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
             f"--models {' '.join(wrong)}."
         )
     workers = parallel.Workers(jax.device_count())
+    # Connections are made now: later, hosts that compile for longer would be given up.
+    workers.wait_for_all()
     for model, tree in trees.items():
         n = shapes.entries(tree)
         alone = selection(n, arguments.density, 7) if jax.process_count() == 1 else {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 PyTree = Any
 
@@ -69,7 +69,11 @@ def flatten(tree: PyTree) -> tuple[Array, Layout]:
     """
     spec = layout(tree)
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
-    return jnp.concatenate(leaves) if leaves else jnp.zeros(0, jnp.float32), spec
+    if not leaves:
+        return jnp.zeros(0, jnp.float32), spec
+    # The barrier: else XLA takes every slice of the vector for pieces of the leaves, and
+    # lays these end to end once more.
+    return lax.optimization_barrier(jnp.concatenate(leaves)), spec
 
 
 def unflatten(vector: Array, spec: Layout) -> PyTree:
