@@ -114,6 +114,8 @@ def measure(
     else:
         doing = work.training(tx, *train, workers.numbers)
     of_one = jax.tree.map(lambda x: x[0], doing.inputs[0])
+    place = jax.pmap(lambda x: x)  # on the workers' devices, as the step wants them
+    inputs = [place(x) for x in doing.inputs]
     axis = {"axis_name": AXIS, "num_workers": workers.num_workers}
     is_local = js.local_leaves(doing.step, jax.eval_shape(doing.init), of_one, **axis)
     shared, own = workers.place(*js.split(jax.jit(doing.init)(), is_local))
@@ -121,7 +123,7 @@ def measure(
     found: dict[str, Any] = {}
     if jax.process_count() == 1:  # over several, JAX calls no compiled pmap
         start = time.perf_counter()
-        mapped = mapped.lower(shared, own, doing.inputs[0]).compile()
+        mapped = mapped.lower(shared, own, inputs[0]).compile()
         found["compile_ms"] = 1e3 * (time.perf_counter() - start)
         found |= memory(mapped, shapes)
 
@@ -130,7 +132,7 @@ def measure(
         if i == burn_in:
             before, size = moved(), resident()
         start = time.perf_counter()
-        shared, own, way = mapped(shared, own, doing.inputs[i % 2])
+        shared, own, way = mapped(shared, own, inputs[i % 2])
         jax.block_until_ready((shared, own))
         taken.append(1e3 * (time.perf_counter() - start))
     after, grown = moved(), resident() - size

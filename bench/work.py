@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -72,20 +73,15 @@ def exchange(tx: optax.GradientTransformation, shapes: Any, numbers: range) -> W
 
 def gradients(shapes: Any, numbers: range, seed: int) -> Any:
     """Gradients of these workers, ``[workers, ...]`` each."""
-    leaves, treedef = jax.tree.flatten(shapes)
+    scales = np.random.default_rng(0)
 
-    @jax.jit
-    def draw(key: Array) -> list[Array]:
-        scales = jnp.exp(jax.random.normal(jax.random.key(1), (len(leaves),)))
-        keys = jax.random.split(key, len(leaves))
-        return [
-            1e-3 * scales[i] * jax.random.normal(keys[i], leaf.shape, leaf.dtype)
-            for i, leaf in enumerate(leaves)
-        ]
+    def leaf(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        scale = np.float32(1e-3 * np.exp(scales.standard_normal()))
+        drawn = [rng.standard_normal(shape.shape, np.float32) for rng in of_worker]
+        return np.stack(drawn) * scale
 
-    keys = [jax.random.fold_in(jax.random.key(seed), number) for number in numbers]
-    drawn = [draw(key) for key in keys]
-    return treedef.unflatten([jnp.stack(each) for each in zip(*drawn, strict=True)])
+    of_worker = [np.random.default_rng((seed, number)) for number in numbers]
+    return jax.tree.map(leaf, shapes)
 
 
 def training(

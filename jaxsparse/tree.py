@@ -71,8 +71,8 @@ def flatten(tree: PyTree) -> tuple[Array, Layout]:
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
     if not leaves:
         return jnp.zeros(0, jnp.float32), spec
-    # The barrier: else XLA takes every slice of the vector for pieces of the leaves, and
-    # lays these end to end once more.
+    # The barrier: else XLA takes every slice of the vector for pieces of the leaves,
+    # and lays these end to end once more.
     return lax.optimization_barrier(jnp.concatenate(leaves)), spec
 
 
