@@ -19,6 +19,7 @@ from study import (
     message,
     ratios,
     repeats,
+    reshard,
     seeds,
     selection,
     server,
@@ -38,6 +39,7 @@ STUDIES = {
     "information": information,
     "ratios": ratios,
     "coding": coding,
+    "reshard": reshard,
 }
 
 

@@ -2,7 +2,7 @@
 
 scripts/study lgc                                Fashion-MNIST, 8 and 4 workers
 scripts/study lgc --data digits --steps 400
-scripts/study lgc --steps 400 --examples 1024    gradients of larger batches
+scripts/study lgc --steps 400 --batch 1024    gradients of larger batches
 scripts/study lgc --workers 8 --controls lgc_ring:channels=8@0.01
 
 What a claim rests on is run with all seeds and for every number of workers; controls

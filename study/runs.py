@@ -161,7 +161,7 @@ def add_arguments(
     )
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument(
-        "--examples", type=int, default=EXAMPLES, help="of a step, for all workers"
+        "--batch", type=int, default=EXAMPLES, help="of a step, for all workers"
     )
     parser.add_argument("--workers", type=int, nargs="+", default=list(workers))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
@@ -179,5 +179,5 @@ def open_runs(arguments: argparse.Namespace) -> Runs:
         if hasattr(arguments, "densities"):
             arguments.densities = arguments.densities[:1]
     folder = arguments.runs or arguments.workdir.parent / "runs"
-    setting = Setting(steps=arguments.steps, examples=arguments.examples)
+    setting = Setting(steps=arguments.steps, examples=arguments.batch)
     return Runs(folder, arguments.data, setting, arguments.data_dir)

@@ -82,7 +82,8 @@ class Simulation:
             )
         self._task, self._splits, self.setting = task, splits, setting
         self._tx = optax.chain(exchange, optax.sgd(learning_rate(setting)))
-        self._chunk = None
+        self._chunk: Callable | None = None
+        self.is_local: Any = None  # known from `start` on
         self._evaluate = jax.jit(task.evaluate)
 
     def run(
@@ -94,34 +95,62 @@ class Simulation:
           seed: of parameters and batches.
           watch: called with the step and the state after every chunk.
         """
-        start, setting = time.perf_counter(), self.setting
-        batches = Batches(
-            self._splits["train"],
-            seed=seed,
-            num_workers=setting.workers,
-            batch_size=setting.examples // setting.workers,
-        )
-        everyone = range(setting.workers)
-        example = jax.tree.map(lambda x: x[0], batches.at(0, everyone))
+        start, state = time.perf_counter(), self.start(seed)
+        state, metrics = self.advance(state, seed, range(self.setting.steps), watch)
+        loss, accuracy = self.test(self.worker_zero(state))
+        series = {k: np.asarray(v).tolist() for k, v in metrics._asdict().items()}
+        return Outcome(accuracy, loss, series, time.perf_counter() - start)
+
+    def start(self, seed: int) -> Any:
+        """The state before the first step, local parts with their worker axis."""
+        batch = self._batches(seed).at(0, range(self.setting.workers))
+        example = jax.tree.map(lambda x: x[0], batch)
         state = create(self._task, self._tx, seed, example)
         if self._chunk is None:
-            self._chunk, self._is_local = self._compile(state, example)
-        shared, own = js.split(state, self._is_local)
-        own = js.stack_workers(own, setting.workers)
+            self._chunk, self.is_local = self._compile(state, example)
+        shared, own = js.split(state, self.is_local)
+        return js.merge(shared, js.stack_workers(own, self.setting.workers))
+
+    def advance(
+        self,
+        state: Any,
+        seed: int,
+        steps: range,
+        watch: Callable[[int, Any], None] | None = None,
+    ) -> tuple[Any, Any]:
+        """Goes on with steps of that seed's run.
+
+        Args:
+          state: from `start`, or of this number of workers; is used up.
+          seed: of the batches.
+          steps: counted from 0.
+          watch: as in `run`.
+
+        Returns:
+          The state and the metrics of every step.
+        """
+        batches, everyone = self._batches(seed), range(self.setting.workers)
+        shared, own = js.split(state, self.is_local)
         found = []
-        for first in range(0, setting.steps, CHUNK):
-            steps = range(first, min(first + CHUNK, setting.steps))
+        for first in range(steps.start, steps.stop, CHUNK):
+            chunk = range(first, min(first + CHUNK, steps.stop))
             stacked = jax.tree.map(
-                lambda *xs: np.stack(xs), *(batches.at(i, everyone) for i in steps)
+                lambda *xs: np.stack(xs), *(batches.at(i, everyone) for i in chunk)
             )
             shared, own, metrics = self._chunk(shared, own, stacked)
             found.append(jax.device_get(metrics))
             if watch is not None:
-                watch(steps[-1] + 1, js.merge(shared, own))
-        loss, accuracy = self.test(self.worker_zero(js.merge(shared, own)))
+                watch(chunk.stop, js.merge(shared, own))
         joined = jax.tree.map(lambda *xs: np.concatenate(xs), *found)
-        series = {k: np.asarray(v).tolist() for k, v in joined._asdict().items()}
-        return Outcome(accuracy, loss, series, time.perf_counter() - start)
+        return js.merge(shared, own), joined
+
+    def _batches(self, seed: int) -> Batches:
+        return Batches(
+            self._splits["train"],
+            seed=seed,
+            num_workers=self.setting.workers,
+            batch_size=self.setting.examples // self.setting.workers,
+        )
 
     def _compile(self, state: Any, example: Any) -> tuple[Callable, Any]:
         """The program of `CHUNK` steps of all workers, and which state is local."""
@@ -153,7 +182,7 @@ class Simulation:
 
     def worker_zero(self, state: Any) -> Any:
         """The state as the first worker has it."""
-        shared, own = js.split(state, self._is_local)
+        shared, own = js.split(state, self.is_local)
         return js.merge(shared, jax.tree.map(lambda x: x[0], own))
 
     def test(self, state: Any, most: int | None = None) -> tuple[float, float]:
