@@ -61,11 +61,19 @@ def k_largest(x: Array, k: int) -> Array:
     def right(found):
         return (found >= k) & (found <= most)
 
+    # One in the other and no loop, into which XLA would copy x: a right guess is asked
+    # about once.
+    def corrected(times, *carry):
+        def again(*carry):
+            return corrected(times - 1, *correct(*carry))
+
+        if times == 0:
+            return carry
+        return lax.cond(right(carry[-1]), lambda *same: same, again, *carry)
+
     # Made from what varies between workers, so that shard_map's types agree.
     carry = marked(guess, jnp.zeros_like(guess), jnp.full_like(guess, jnp.inf))
-    for _ in range(_CORRECTIONS):  # no loop: XLA would copy x into it
-        carry = lax.cond(right(carry[-1]), lambda *same: same, correct, *carry)
-    *_, words, found = carry
+    *_, words, found = corrected(_CORRECTIONS, *carry)
     return lax.cond(
         right(found),
         lambda: _among(x, _unmarked(words, most, n), k),
@@ -152,8 +160,9 @@ def _among(x: Array, candidates: Array, k: int) -> Array:
     def choose(candidates):
         values = sizes(x.at[candidates].get(mode="fill", fill_value=0))
         values = jnp.where(candidates < x.shape[0], values, -1)
-        values, at = lax.top_k(values, k + 1)
-        return candidates[at[:k]], values[k - 1] == values[k]
+        # The k of them as they come: XLA takes a slice of `lax.top_k` for a sort.
+        chosen, at = lax.top_k(values, k)
+        return candidates[at], jnp.sum(values >= jnp.min(chosen)) > k
 
     chosen, tied = choose(candidates)
     # `lax.top_k` takes what comes first of equal entries: here, the lower index.
