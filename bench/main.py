@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import worker
-from study.results import markdown, publish
+from study.results import DOCS, markdown, publish
 
+DOCUMENT = DOCS / "performance.md"
 SHOWN = {
     "model": "model",
     "method": "method",
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--rate", help="of each host's link, as 200mbit")
     parser.add_argument("--workdir", type=Path, default=Path("runs", "bench"))
     parser.add_argument(
-        "--write", metavar="PLACE", help="put the table into docs/results.md there"
+        "--write", metavar="PLACE", help="put the table into docs/performance.md there"
     )
     arguments = parser.parse_args()
     if arguments.rate and not arguments.hosts:
@@ -129,7 +130,13 @@ def main() -> None:
             file.flush()
     text = title(arguments) + table(records)
     if arguments.write:
-        publish(arguments.write, text, arguments.workdir, write=True)
+        publish(
+            arguments.write,
+            text,
+            arguments.workdir,
+            write=True,
+            document=DOCUMENT,
+        )
     else:
         print(text, file=sys.stderr)
 

@@ -32,7 +32,7 @@ import jax
 from absl import flags
 
 from bench import measure, shapes, worker
-from bench.main import measured
+from bench.main import DOCUMENT, measured
 from bench.testbed import TestbedError, rate_bits
 from study.clock import median_seconds
 from study.results import markdown, publish
@@ -234,7 +234,13 @@ def main() -> None:
     if arguments.check:
         text = check(arguments)
         if arguments.write:
-            publish(arguments.write, text, arguments.workdir, write=True)
+            publish(
+                arguments.write,
+                text,
+                arguments.workdir,
+                write=True,
+                document=DOCUMENT,
+            )
         else:
             print(text)
         return

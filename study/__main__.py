@@ -17,6 +17,7 @@ from study import (
     lgc,
     limit,
     message,
+    network,
     ratios,
     repeats,
     reshard,
@@ -39,6 +40,7 @@ STUDIES = {
     "information": information,
     "ratios": ratios,
     "coding": coding,
+    "network": network,
     "reshard": reshard,
 }
 

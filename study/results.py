@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
+DOCS = Path(__file__).parents[1] / "docs"
+DOCUMENT = DOCS / "results.md"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -21,7 +22,9 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def publish(name: str, text: str, folder: Path, *, write: bool) -> None:
+def publish(
+    name: str, text: str, folder: Path, *, write: bool, document: Path = DOCUMENT
+) -> None:
     """Prints a study's result, saves it, and on request replaces it in the document.
 
     Args:
@@ -29,7 +32,8 @@ def publish(name: str, text: str, folder: Path, *, write: bool) -> None:
         ``<!-- NAME -->`` and ``<!-- end -->``.
       text: Markdown.
       folder: where ``table.md`` is saved.
-      write: also put it into docs/results.md.
+      write: also put it into the document.
+      document: docs/results.md, or another one.
 
     Raises:
       ValueError: the document has no place for this study.
@@ -38,9 +42,9 @@ def publish(name: str, text: str, folder: Path, *, write: bool) -> None:
     (folder / "table.md").write_text(text + "\n")
     if not write:
         return
-    document = DOCUMENT.read_text()
+    old = document.read_text()
     place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    if not place.search(document):
-        raise ValueError(f"{DOCUMENT.name} has no place `<!-- {name} -->`.")
-    DOCUMENT.write_text(place.sub(lambda m: f"{m[1]}{text}\n{m[2]}", document, count=1))
-    print(f"Written into docs/{DOCUMENT.name}.")
+    if not place.search(old):
+        raise ValueError(f"{document.name} has no place `<!-- {name} -->`.")
+    document.write_text(place.sub(lambda m: f"{m[1]}{text}\n{m[2]}", old, count=1))
+    print(f"Written into docs/{document.name}.")
