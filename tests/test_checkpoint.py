@@ -2,6 +2,8 @@ import json
 import shutil
 import signal
 
+import jax
+import numpy as np
 import pytest
 import training
 
@@ -225,3 +227,118 @@ def test_a_folder_has_one_run_at_a_time(splits, tmp_path):
     first.communicate(timeout=60)
     with lock.only_user(tmp_path / "topk", Workers(config.num_workers)):
         pass
+
+
+# --- Another number of workers ------------------------------------------------------
+
+
+@pytest.fixture
+def restored(monkeypatch):
+    """What every restore gave, by name."""
+    found, restore = [], checkpoint.Checkpoints.restore
+
+    def watched(self, shared, local):
+        result = restore(self, shared, local)
+        found.append(jax.device_get(checkpoint._by_path(*result[:2])))
+        return result
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "restore", watched)
+    return found
+
+
+def stopped(config, folder, splits, after):
+    with pytest.raises(Stopped, match=f"after step {after}"):
+        training.run(config, folder, splits, stop_after=after)
+    return training.saved(folder, after)
+
+
+def test_a_run_goes_on_with_half_the_workers_and_with_all_again(
+    splits, tmp_path, restored
+):
+    four, two = (training.config_of("ema_limit", num_workers=n) for n in (4, 2))
+    before = stopped(four, tmp_path, splits, 2)
+    between = stopped(two, tmp_path, splits, 4)
+    summary, text = training.run(four, tmp_path, splits)
+    assert (
+        "4 workers in place of 2, the mean of what they owe is kept; "
+        "16 examples a step in place of 8, dealt out anew" in text
+    )
+    assert summary["workers"] == 4 and summary["steps"] == 6
+    assert [row["step"] for row in read(tmp_path)] == [0, 3, 6]
+
+    # Pairs are averaged, then each is copied; what is shared stays.
+    halved, doubled = restored
+    kinds = set()
+    for name, x in before.items():
+        if name.startswith("shared."):
+            np.testing.assert_array_equal(halved[name], x, err_msg=name)
+            np.testing.assert_array_equal(doubled[name], between[name], err_msg=name)
+        elif "exchange.residual" not in name:
+            pairs = x.reshape(2, 2, *x.shape[1:]).mean(1)
+            np.testing.assert_allclose(halved[name], pairs, rtol=1e-6, err_msg=name)
+            copies = np.repeat(between[name], 2, 0)
+            np.testing.assert_array_equal(doubled[name], copies, err_msg=name)
+            kinds |= {k for k in ("momentum", "velocity", "residual") if k in name}
+    assert kinds & {"velocity", "residual"}
+    # The servers hold the same entries, wherever they lie now.
+    [shard] = [n for n in before if n.endswith("exchange.residual.value")]
+    for old, new in ((before, halved), (between, doubled)):
+        entries = [np.sort(np.ravel(s[shard])) for s in (old, new)]
+        assert old[shard].shape != new[shard].shape
+        np.testing.assert_array_equal(*(e[e != 0] for e in entries))
+    assert before[shard].any()
+
+
+def test_a_change_of_workers_falls_back_from_a_damaged_checkpoint(
+    splits, tmp_path, restored
+):
+    config = training.config_of("topk", num_workers=4, checkpoint_every=2)
+    stopped(config, tmp_path, splits, 4)
+    record_cut_short(tmp_path / "checkpoints" / "4")
+    two = training.config_of("topk", num_workers=2)
+    _, text = training.run(two, tmp_path, splits)
+    assert f"{tmp_path / 'checkpoints' / '4'} cannot be read" in text
+    assert "goes on after step 2" in text and "2 workers in place of 4" in text
+    assert len(restored) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "may"),
+    [
+        ({"num_workers": 2}, True),
+        ({"num_workers": 8}, True),
+        ({"num_workers": 2, "batch_size": 8}, True),  # 16 examples a step, as before
+        ({"num_workers": 2, "batch_size": 6}, False),
+        ({"batch_size": 8}, False),
+        ({"num_workers": 2, "seed": 1}, False),
+        ({"num_workers": 2, "batch_size": 8, "density": 0.5}, False),
+    ],
+)
+def test_only_workers_may_change_and_their_batch_if_a_step_has_as_many_examples(
+    changes, may
+):
+    there, here = (
+        checkpoint.identity(training.config_of("topk", **overrides), "topk", {})
+        for overrides in ({"num_workers": 4}, {"num_workers": 4, **changes})
+    )
+    assert checkpoint._may_change(there, here) == may
+
+
+def test_the_examples_of_a_step_may_be_kept(splits, tmp_path):
+    stopped(training.config_of("topk", num_workers=4), tmp_path, splits, 2)
+    config = training.config_of("topk", num_workers=2, batch_size=8)
+    _, text = training.run(config, tmp_path, splits)
+    assert "2 workers in place of 4" in text
+    assert "16 examples a step in place of 16" in text
+
+
+def test_a_checkpoint_with_other_state_is_refused(splits, tmp_path):
+    stopped(training.config_of("topk"), tmp_path, splits, 2)
+    record = tmp_path / "checkpoints" / "2" / "run" / "metadata"
+    written = json.loads(record.read_text())
+    config = training.config_of("dgc")
+    stopped(config, tmp_path / "dgc", splits, 2)
+    other = tmp_path / "dgc" / "checkpoints" / "2" / "run" / "metadata"
+    other.write_text(json.dumps(written))  # as if an older program had written it
+    with pytest.raises(SetupError, match="another version of the program"):
+        training.run(training.config_of("topk"), tmp_path / "dgc", splits)

@@ -2,7 +2,8 @@
 
 Orbax writes a checkpoint into a temporary folder and renames it when it is whole, so an
 interrupt at any time leaves the one before. A checkpoint also holds who it is of: the
-method, the workers, the shapes of the parameters, the config.
+method, the workers, the shapes of the parameters, the config. Of these the number of
+workers may change while a run is not finished, with or without the batch of each.
 
 A checkpoint that a disk has damaged is put aside, and the run goes on from the one
 before.
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
+import jaxsparse as js
 from train.errors import SetupError
 from train.parallel import Workers
 
@@ -32,6 +35,9 @@ FREE_KEYS = {
     "run",
 }
 
+# What differs where a run goes on with another number of workers.
+OF_WORKERS = {"workers", "config.num_workers"}
+BATCH = "config.batch_size"
 
 NONE_READABLE = -1
 
@@ -79,11 +85,24 @@ class Checkpoints:
                 # A donated buffer must not be written while the next step reuses it.
                 enable_async_checkpointing=False,
             ),
-            item_names=("state", "run"),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "run": ocp.JsonCheckpointHandler(),
+            },
         )
         self.latest_step = self._manager.latest_step()
+        # The identity's parts that were others there: the number of workers, if any.
+        self.changed: dict[str, Any] = {}
         if self.latest_step is not None:
-            _check_same(self._record()["identity"], identity, folder)
+            theirs = self._record()["identity"]
+            self.changed = {
+                key: theirs.get(key, "none")
+                for key in {**theirs, **identity}
+                if theirs.get(key) != identity.get(key)
+            }
+            finished = self.latest_step >= theirs.get("config.steps", 0)
+            if self.changed and (finished or not _may_change(theirs, identity)):
+                _refuse(self.changed, identity, folder)
 
     def save(self, step: int, shared: Any, local: Any, progress: dict) -> None:
         """Writes a checkpoint, unless there is one of this step.
@@ -108,7 +127,7 @@ class Checkpoints:
         self.latest_step = step
 
     def restore(self, shared: Any, local: Any) -> tuple[Any, Any, dict]:
-        """Reads the latest checkpoint.
+        """Reads the latest checkpoint, for our number of workers.
 
         Args:
           shared: like the result's first part: a fresh state's.
@@ -117,14 +136,30 @@ class Checkpoints:
         Returns:
           ``(shared, local, progress)``.
         """
-        wanted = self._workers.abstract(shared, local)
+        kept = self._manager.item_metadata(self.latest_step)["state"]
+        by_path = _by_path(shared, local)
+        if kept.keys() != by_path.keys():
+            raise SetupError(
+                "The checkpoint was written by another version of the program: "
+                f"{', '.join(sorted(kept.keys() ^ by_path.keys())[:3])} are not in "
+                "both. Use --fresh to start over."
+            )
+        if self.changed:
+            # As wholes on the host: these shapes are not those of our workers.
+            wanted = {name: np.zeros(x.shape, x.dtype) for name, x in kept.items()}
+        else:
+            wanted = _by_path(*self._workers.abstract(shared, local))
         found = self._manager.restore(
             self.latest_step,
-            args=ocp.args.Composite(state=ocp.args.StandardRestore(_by_path(*wanted))),
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted)),
         )["state"]
         treedef = jax.tree.structure(Parts(shared, local))
-        leaves = [found[path] for path in _by_path(shared, local)]
-        restored = self._workers.to_local(*jax.tree.unflatten(treedef, leaves))
+        parts = jax.tree.unflatten(treedef, [found[path] for path in by_path])
+        if self.changed:
+            local = js.reshard(parts.local, self._workers.num_workers, local=True)
+            restored = self._workers.from_host(parts.shared, local)
+        else:
+            restored = self._workers.to_local(*parts)
         return *restored, self._record()["progress"]
 
     def close(self) -> None:
@@ -210,20 +245,33 @@ def _problem(path: Path) -> str | None:
     return None
 
 
-def _check_same(theirs: dict, ours: dict, folder: Path) -> None:
-    keys = [k for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
-    if keys:
-        shown = [
-            f"  {k}: {theirs.get(k, 'none')} there, {ours.get(k, 'none')} in this run"
-            for k in keys[:8]
-        ]
-        if len(keys) > len(shown):
-            shown.append(f"  and {len(keys) - len(shown)} more")
-        raise SetupError(
-            f"{folder} holds a checkpoint of another run:\n"
-            + "\n".join(shown)
-            + "\nUse --fresh to start over there, or another folder with --workdir."
-        )
+def _may_change(theirs: dict, ours: dict) -> bool:
+    """Whether the workers are the difference: their number, at most their batch too.
+
+    A batch of another size is taken for the same run's if a step of all workers has as
+    many examples as before.
+    """
+    keys = {k for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)}
+    if BATCH in keys:
+        a, b = (x["workers"] * x[BATCH] for x in (theirs, ours))
+        return a == b and keys - {BATCH} == OF_WORKERS
+    return keys == OF_WORKERS
+
+
+def _refuse(theirs: dict, ours: dict, folder: Path) -> None:
+    shown = [
+        f"  {k}: {there} there, {ours.get(k, 'none')} in this run"
+        for k, there in list(theirs.items())[:8]
+    ]
+    if len(theirs) > len(shown):
+        shown.append(f"  and {len(theirs) - len(shown)} more")
+    raise SetupError(
+        f"{folder} holds a checkpoint of another run:\n"
+        + "\n".join(shown)
+        + "\nUse --fresh to start over there, or another folder with --workdir. Before "
+        "its end a run goes on with other config.num_workers, and with another "
+        "config.batch_size if their product stays."
+    )
 
 
 def _by_path(shared: Any, local: Any) -> dict[str, Any]:

@@ -92,6 +92,8 @@ def run(
         shared, local, progress = checkpoints.restore(shared, local)
         ledger.restart(progress)
         log.say(f"{method}: goes on after step {start} of {config.steps}, see {folder}")
+        if checkpoints.changed:
+            log.say(f"{method}: {words_of_change(checkpoints.changed, config)}")
 
     # --- Train ---------------------------------------------------------------------
     def test(step: int, train_loss: float | None) -> str:
@@ -157,6 +159,17 @@ def run(
     if jax.process_index() == 0:
         report.write_json(folder / "summary.json", summary)
     return summary
+
+
+def words_of_change(before: dict[str, Any], config: ConfigDict) -> str:
+    """What differs where a run goes on with another number of workers."""
+    batch = before.get("config.batch_size", config.batch_size)
+    examples = config.num_workers * config.batch_size
+    return (
+        f"{config.num_workers} workers in place of {before['workers']}, the mean of "
+        f"what they owe is kept; {examples} examples a step in place of "
+        f"{before['workers'] * batch}, dealt out anew"
+    )
 
 
 def book(measured: Measured, ledger: Ledger) -> float:

@@ -96,6 +96,14 @@ class Workers:
             (self._everywhere, self._by_worker),
         )
 
+    def from_host(self, shared: Any, local: Any) -> tuple[Any, Any]:
+        """Places what every process has whole, ``local`` of the workers of all."""
+        mine = slice(self.numbers.start, self.numbers.stop)
+        return jax.device_put(
+            (shared, jax.tree.map(lambda x: x[mine], local)),
+            (self._everywhere, self._by_worker),
+        )
+
     def wait_for_all(self) -> None:
         """Returns when every process has come here."""
         multihost_utils.sync_global_devices("wait_for_all")
