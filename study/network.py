@@ -22,7 +22,7 @@ import jax
 
 from bench.plan import Cost, advice, named
 from bench.testbed import rate_bits
-from study.results import markdown, publish
+from study.results import DOCS, markdown, publish
 from study.time import first_reached
 from train import history
 from train.report import write_json
@@ -99,7 +99,8 @@ def run(arguments: argparse.Namespace) -> None:
     said = f"\n\n`scripts/plan`: {advice(costs, rate, 0.0)}"
     text = title + markdown(header, rows) + said
     place = f"network-{arguments.setup}-{arguments.rate}"
-    publish(place, text, arguments.workdir, write=arguments.write)
+    where = {"write": arguments.write, "document": DOCS / "performance.md"}
+    publish(place, text, arguments.workdir, **where)
 
 
 def factor(method: str, hosts: int) -> float:
