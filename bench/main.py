@@ -15,15 +15,21 @@ of a test bed share this machine's cores. With --batch it is a whole training st
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bench import worker
+from bench.testbed import TestbedError
 from study.results import DOCS, markdown, publish
+from train.errors import SetupError
 
 DOCUMENT = DOCS / "performance.md"
 SHOWN = {
@@ -45,7 +51,7 @@ def commands(arguments: argparse.Namespace) -> list[str]:
         own += [f"--{name}", *getattr(arguments, name)]
     for name in ("density", "steps", "burn_in", "workers", "batch"):
         own += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-    if not arguments.hosts:
+    if arguments.hosts is None:
         return own
     bed = [sys.executable, "-m", "bench.testbed", "-n", str(arguments.hosts)]
     bed += ["--rate", arguments.rate] if arguments.rate else []
@@ -118,12 +124,18 @@ def main() -> None:
         "--write", metavar="PLACE", help="put the table into docs/performance.md there"
     )
     arguments = parser.parse_args()
-    if arguments.rate and not arguments.hosts:
+    if arguments.rate and arguments.hosts is None:
         parser.error("--rate needs --hosts: without them there is no network.")
-    arguments.workdir.mkdir(parents=True, exist_ok=True)
+    if arguments.workers != 1 and arguments.hosts is not None:
+        parser.error("--workers is for runs without --hosts: a host is one worker.")
+    worker.check(arguments)
+    check_places(arguments)
     records = []
-    with (arguments.workdir / "bench.jsonl").open("a") as file:
-        for record in measured(arguments):
+    with (
+        (arguments.workdir / "bench.jsonl").open("a") as file,
+        contextlib.closing(measured(arguments)) as found,
+    ):
+        for record in found:
             records.append(record)
             print(json.dumps(record), flush=True)
             file.write(json.dumps(record) + "\n")
@@ -141,6 +153,43 @@ def main() -> None:
         print(text, file=sys.stderr)
 
 
+def check_places(arguments: argparse.Namespace) -> None:
+    """Makes the folder of the results; refuses a document's place that isn't there.
+
+    Raises:
+      SetupError: for either; what is measured for long must find its place.
+    """
+    places = re.findall(r"<!-- (?!end -->)(.+?) -->", DOCUMENT.read_text())
+    if arguments.write is not None and arguments.write not in places:
+        raise SetupError(
+            f"--write={arguments.write}: docs/{DOCUMENT.name} has no place of this "
+            f"name; choose from {', '.join(places)}."
+        )
+    try:
+        arguments.workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(
+            f"--workdir={arguments.workdir} cannot be made: {error.strerror}. Name a "
+            "folder that can be written to."
+        ) from error
+
+
+def command(main: Callable[[], None]) -> None:
+    """Runs a command; it ends without a traceback where it is wrong or stopped."""
+    # An end by a signal is an end by an exception: what was started is stopped.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        main()
+        sys.stdout.flush()
+    except (SetupError, TestbedError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # nobody reads: nor is there to be a word at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
 def title(arguments: argparse.Namespace) -> str:
     """What was measured, in a line."""
     where = f"{arguments.workers} workers in one process"
@@ -150,4 +199,4 @@ def title(arguments: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

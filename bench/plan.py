@@ -32,8 +32,8 @@ import jax
 from absl import flags
 
 from bench import measure, shapes, worker
-from bench.main import DOCUMENT, measured
-from bench.testbed import TestbedError, rate_bits
+from bench.main import DOCUMENT, check_places, command, measured
+from bench.testbed import rate_bits
 from study.clock import median_seconds
 from study.results import markdown, publish
 from train import build, data, parallel
@@ -85,25 +85,34 @@ def costs(tree: Any, methods: Sequence[str], workers: int, density: float) -> li
     return found
 
 
-def recorded(file: Path, model: str, workers: int) -> list[Cost]:
+def recorded(file: Path, model: str, workers: int, density: float) -> list[Cost]:
     """From the records of `scripts/bench`, of runs without a limited link.
 
     Raises:
       SetupError: the file has no such records.
     """
+    # No limited link, and no gradient: --batch measures whole training steps.
+    wanted = (model, workers, density, None, None)
+    keys = ("model", "workers", "density", "batch_size", "rate")
     try:
         records = [json.loads(line) for line in file.read_text().splitlines()]
+        found = {
+            r["method"]: Cost(r["method"], r["step_ms"], r["link_bytes"])
+            for r in records
+            if tuple(r[key] for key in keys) == wanted
+        }
     except (OSError, ValueError) as error:
         raise SetupError(f"--measured={file}: {error}") from error
-    found = {
-        r["method"]: Cost(r["method"], r["step_ms"], r["link_bytes"])
-        for r in records
-        if (r["model"], r["workers"], r["rate"]) == (model, workers, None)
-    }
-    if not found:
+    except (KeyError, TypeError) as error:
         raise SetupError(
-            f"--measured={file} has no record of {model} with {workers} workers and no "
-            f"--rate. Make some: scripts/bench --models {model} --hosts {workers}"
+            f"--measured={file} holds other things than records of scripts/bench: "
+            f"{type(error).__name__}: {error}. Name its bench.jsonl."
+        ) from error
+    if "dense" not in found:
+        raise SetupError(
+            f"--measured={file} has no record of dense averaging of {model} with "
+            f"{workers} workers, density {density:g} and no --rate. Make some: "
+            f"scripts/bench --models {model} --hosts {workers} --density {density:g}"
         )
     return list(found.values())
 
@@ -164,7 +173,8 @@ def named(rate: float) -> str:
     """
     if rate == float("inf"):
         return "any rate"
-    return f"{rate / 1e9:.3g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.3g} Mbit/s"
+    rate = float(f"{rate:.3g}")
+    return f"{rate / 1e9:,g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:g} Mbit/s"
 
 
 def table(found: Sequence[Cost], rate: float, compute_ms: float) -> str:
@@ -186,8 +196,9 @@ def table(found: Sequence[Cost], rate: float, compute_ms: float) -> str:
 
 def check(arguments: argparse.Namespace) -> str:
     """Predictions beside steps that were measured on the test bed."""
-    arguments.workers = 1
-    arguments.rate, records = None, {}
+    for rate in arguments.rates:
+        rate_bits(rate)
+    records: dict[tuple, dict[str, Any]] = {}
     for rate in (None, *arguments.rates):
         arguments.rate = rate
         for record in measured(arguments):
@@ -230,8 +241,10 @@ def main() -> None:
     parser.add_argument("--workdir", type=Path, default=Path("runs", "plan"))
     parser.add_argument("--write", metavar="PLACE", help="with --check: in the docs")
     arguments = parser.parse_args()
-    arguments.workdir.mkdir(parents=True, exist_ok=True)
     if arguments.check:
+        arguments.workers = 1  # of each host
+        worker.check(arguments)
+        check_places(arguments)
         text = check(arguments)
         if arguments.write:
             publish(
@@ -253,10 +266,22 @@ def planned(arguments: argparse.Namespace) -> str:
     if sum(one is not None for one in given) != 1:
         raise SetupError("Give one of --model, --parameters and --config.")
     rate, compute = rate_bits(arguments.rate), arguments.compute_ms
-    if compute is not None and compute < 0:
-        raise SetupError(f"--compute-ms={compute} must not be negative.")
+    if compute is not None and not 0 <= compute < float("inf"):
+        raise SetupError(
+            f"--compute-ms={compute} must be a number of milliseconds, not negative."
+        )
     if arguments.workers < 2:
         raise SetupError(f"--workers={arguments.workers} must be at least 2.")
+    if arguments.measured and arguments.config:
+        raise SetupError(
+            f"--measured={arguments.measured} has no records of a --config: give "
+            "--model or --parameters."
+        )
+    worker.check(arguments)
+    if arguments.model is not None:
+        worker.check_model(arguments.model, "--model")
+    if arguments.parameters is not None and arguments.parameters < 1:
+        raise SetupError(f"--parameters={arguments.parameters} must be at least 1.")
     parallel.start(1)
     if arguments.config:
         tree, here = of_config(arguments.config)
@@ -266,7 +291,9 @@ def planned(arguments: argparse.Namespace) -> str:
     methods = dict.fromkeys(["dense", *arguments.methods])
     if arguments.measured:
         model = str(arguments.model or arguments.parameters)
-        found = recorded(arguments.measured, model, arguments.workers)
+        found = recorded(
+            arguments.measured, model, arguments.workers, arguments.density
+        )
     else:
         found = costs(tree, list(methods), arguments.workers, arguments.density)
     if compute is None:
@@ -283,7 +310,4 @@ def planned(arguments: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (SetupError, TestbedError) as error:
-        sys.exit(f"error: {error}")
+    command(main)

@@ -15,8 +15,12 @@ import jax
 from bench import shapes
 from bench.measure import measure, selection
 from bench.work import TRAINED
+from configs import common, methods
+from jaxsparse.arguments import check_density
 from train import parallel
 from train.errors import SetupError
+
+LEAST = {"steps": 1, "burn_in": 0, "workers": 1, "batch": 0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,26 +51,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Refuses what can't be measured, before anything is.
+
+    Raises:
+      SetupError: names the option, its value and what it must be.
+    """
+    for name, least in LEAST.items():
+        value = getattr(arguments, name)
+        if value < least:
+            option = name.replace("_", "-")
+            raise SetupError(f"--{option}={value} must be at least {least}.")
+    try:
+        check_density("--density", arguments.density)
+    except ValueError as error:
+        raise SetupError(str(error)) from error
+    known = methods.all_methods(common.get_config("", "dense"))
+    for method in arguments.methods:
+        if method not in known:
+            raise SetupError(f"--methods={method}: choose from {', '.join(known)}.")
+    for model in arguments.models:
+        check_model(model)
+    if arguments.batch and (wrong := set(arguments.models) - TRAINED.keys()):
+        raise SetupError(
+            f"--batch={arguments.batch} trains {' and '.join(TRAINED)}, and there is "
+            f"--models {' '.join(wrong)}."
+        )
+
+
+def check_model(model: str, option: str = "--models") -> None:
+    """Refuses what is neither a model's name nor a size."""
+    if model not in shapes.MODELS and not (model.isdecimal() and int(model)):
+        raise SetupError(
+            f"{option}={model}: choose from {', '.join(shapes.MODELS)}, or give a "
+            "number of parameters."
+        )
+
+
 def tree_of(model: str) -> Any:
     """The parameters of a model by name, or of a size."""
     if model in shapes.MODELS:
         return shapes.MODELS[model]()
-    if model.isdecimal() and int(model):
-        return shapes.of_size(int(model))
-    raise SetupError(
-        f"--models={model}: choose from {', '.join(shapes.MODELS)}, or give a number "
-        "of parameters."
-    )
+    return shapes.of_size(int(model))
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measures all methods on all models."""
     trees = {model: tree_of(model) for model in arguments.models}
-    if arguments.batch and (wrong := trees.keys() - TRAINED):
-        raise SetupError(
-            f"--batch={arguments.batch} trains {' and '.join(TRAINED)}, and there is "
-            f"--models {' '.join(wrong)}."
-        )
     workers = parallel.Workers(jax.device_count())
     # Connections are made now: later, hosts that compile for longer would be given up.
     workers.wait_for_all()
@@ -97,6 +128,7 @@ def main() -> None:
     parser.add_argument("--num-processes", type=int)
     parser.add_argument("--process-id", type=int)
     arguments = parser.parse_args()
+    check(arguments)
     parallel.start(
         arguments.num_processes or arguments.workers,
         coordinator=arguments.coordinator,

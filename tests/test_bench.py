@@ -2,13 +2,17 @@
 
 import argparse
 import json
+import re
+import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 
 import jaxsparse as js
-from bench import main, measure, plan, shapes, work, worker
+from bench import main, measure, plan, shapes, testbed, work, worker
 from bench.plan import Cost
 from train.errors import SetupError
 from train.parallel import Workers
@@ -37,10 +41,95 @@ def test_a_tree_of_any_size(parameters):
     assert shapes.entries(worker.tree_of(str(parameters))) == parameters
 
 
+@pytest.mark.parametrize("parameters", ["1", "1000"])
+def test_the_smallest_sizes_are_measured(parameters):
+    tree = worker.tree_of(parameters)
+    found = measure.measure("dense", tree, Workers(2), density=1.0, steps=1, burn_in=0)
+    assert found["parameters"] == int(parameters)
+
+
 @pytest.mark.parametrize("model", ["resnet", "0", "-5", "1e6", ""])
 def test_unknown_models_are_answered_by_the_list(model):
     with pytest.raises(SetupError, match=r"--models=.*choose from lenet"):
-        worker.tree_of(model)
+        worker.check(options(models=[model]))
+
+
+def options(**given):
+    """A command line of the bench."""
+    parser = argparse.ArgumentParser()
+    worker.add_arguments(parser)
+    return argparse.Namespace(**vars(parser.parse_args([])) | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": 0}, "--steps=0 must be at least 1"),
+        ({"burn_in": -1}, "--burn-in=-1 must be at least 0"),
+        ({"workers": 0}, "--workers=0 must be at least 1"),
+        ({"batch": -1}, "--batch=-1 must be at least 0"),
+        ({"density": 2.0}, "--density.*got 2.0"),
+        ({"density": float("nan")}, "--density.*got nan"),
+        ({"methods": ["dense", "tpk"]}, "--methods=tpk: choose from dense"),
+        ({"methods": ["topk,dense"]}, "--methods=topk,dense: choose from"),
+        ({"batch": 2, "models": ["lenet"]}, "--batch=2 trains resnet50.*lenet"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(given, message):
+    worker.check(options(burn_in=0))
+    with pytest.raises(SetupError, match=message):
+        worker.check(options(**given))
+
+
+def test_results_have_a_place_before_anything_is_measured(tmp_path):
+    def check(write, folder):
+        main.check_places(argparse.Namespace(write=write, workdir=tmp_path / folder))
+
+    check(None, "new/folder")
+    assert (tmp_path / "new/folder").is_dir()
+    check("bench-hosts", "new")
+    for name in ("nowhere", "end", ".*", ""):
+        with pytest.raises(SetupError, match="has no place.*bench-hosts"):
+            check(name, "other")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="--workdir="):
+        check(None, "file/below")
+
+
+def test_no_hosts_are_not_taken_for_none(tmp_path):
+    given = options(hosts=0, rate=None)
+    assert "bench.testbed" in main.commands(given)
+    given.hosts = None
+    assert "bench.testbed" not in main.commands(given)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ("raise SetupError('--x=1')", 1),
+        ("raise TestbedError('--rate=5')", 1),
+        ("os.kill(os.getpid(), signal.SIGINT)", 128 + signal.SIGINT),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM),
+        ("print('unheard')", 128 + signal.SIGPIPE),
+    ],
+)
+def test_commands_end_without_a_traceback(ends, status):
+    """Also where nobody reads what they print: the pipe is closed at once."""
+    program = "import os, signal; from bench.main import *\n"
+    program += f"os.read(0, 1)\ndef main():\n  {ends}\ncommand(main)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    process.stdin.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == status
+    assert re.fullmatch(r"(error: --\w+=\d\n)?", said)
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +203,37 @@ def test_advice_says_stay_dense_where_little_is_gained():
 def test_records_of_the_bench_are_read(tmp_path):
     file = tmp_path / "bench.jsonl"
     record = {"model": "lenet", "workers": 4, "method": "dense", "step_ms": 3.0}
-    record |= {"link_bytes": 100, "rate": None}
-    limited = {**record, "rate": "200mbit", "step_ms": 99.0}
-    file.write_text("".join(json.dumps(r) + "\n" for r in (record, limited)))
-    assert plan.recorded(file, "lenet", 4) == [Cost("dense", 3.0, 100)]
-    with pytest.raises(SetupError, match="scripts/bench --models lenet --hosts 8"):
-        plan.recorded(file, "lenet", 8)
+    record |= {"link_bytes": 100, "rate": None, "density": 0.01, "batch_size": None}
+    others = [{"rate": "200mbit"}, {"batch_size": 8}]
+    others = [{**record, "step_ms": 99.0, **other} for other in others]
+    topk = {**record, "method": "topk", "density": 0.1}
+    file.write_text("".join(json.dumps(r) + "\n" for r in (record, *others, topk)))
+    assert plan.recorded(file, "lenet", 4, 0.01) == [Cost("dense", 3.0, 100)]
+    for workers, density in ((8, 0.01), (4, 0.1)):
+        again = f"--models lenet --hosts {workers} --density {density}"
+        with pytest.raises(SetupError, match=again):
+            plan.recorded(file, "lenet", workers, density)
     with pytest.raises(SetupError, match="--measured="):
-        plan.recorded(tmp_path / "none.jsonl", "lenet", 4)
+        plan.recorded(tmp_path / "none.jsonl", "lenet", 4, 0.01)
+
+
+@pytest.mark.parametrize("text", ["3", '{"a": 1}', "[1]", "no JSON"])
+def test_what_is_no_record_of_the_bench_is_refused(tmp_path, text):
+    file = tmp_path / "bench.jsonl"
+    file.write_text(text)
+    with pytest.raises(SetupError, match="--measured="):
+        plan.recorded(file, "lenet", 4, 0.01)
+
+
+def test_rates_are_words_that_can_be_read():
+    assert plan.named(9.999e8) == "1 Gbit/s"
+    assert plan.named(9.99e8) == "999 Mbit/s"
+    assert plan.named(4e12) == "4,000 Gbit/s"
+
+
+def test_a_check_refuses_wrong_rates_before_it_measures():
+    with pytest.raises(testbed.TestbedError, match="--rate=5"):
+        plan.check(argparse.Namespace(rates=["1gbit", "5"]))
 
 
 @pytest.mark.parametrize(
@@ -131,13 +243,18 @@ def test_records_of_the_bench_are_read(tmp_path):
         ({"parameters": 5}, "one of --model"),
         ({"workers": 1}, "--workers=1"),
         ({"compute_ms": -1.0}, "--compute-ms=-1.0"),
+        ({"compute_ms": float("nan")}, "--compute-ms=nan"),
+        ({"methods": ["tpk"]}, "--methods=tpk"),
+        ({"model": "resnet"}, "--model=resnet: choose from lenet"),
+        ({"model": None, "parameters": 0}, "--parameters=0"),
+        ({"model": None, "config": "x.py", "measured": "y"}, "--measured=y.*--config"),
     ],
 )
 def test_wrong_questions_are_refused(wrong, message):
     given = {"model": "lenet", "parameters": None, "config": None, "rate": "1gbit"}
-    given |= {"workers": 8, "compute_ms": None, **wrong}
+    given |= {"workers": 8, "compute_ms": None, "measured": None, **wrong}
     with pytest.raises(SetupError, match=message):
-        plan.planned(argparse.Namespace(**given))
+        plan.planned(options(**given))
 
 
 def test_the_table_compares_with_dense_of_the_same_model():
