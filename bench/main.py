@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import worker
-from bench.testbed import TestbedError
+from bench import testbed, worker
 from study.results import DOCS, markdown, publish
 from train.errors import SetupError
 
@@ -181,7 +180,7 @@ def command(main: Callable[[], None]) -> None:
     try:
         main()
         sys.stdout.flush()
-    except (SetupError, TestbedError) as error:
+    except (SetupError, testbed.TestbedError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

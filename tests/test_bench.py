@@ -107,7 +107,7 @@ def test_no_hosts_are_not_taken_for_none(tmp_path):
     ("ends", "status"),
     [
         ("raise SetupError('--x=1')", 1),
-        ("raise TestbedError('--rate=5')", 1),
+        ("raise testbed.TestbedError('--rate=5')", 1),
         ("os.kill(os.getpid(), signal.SIGINT)", 128 + signal.SIGINT),
         ("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM),
         ("print('unheard')", 128 + signal.SIGPIPE),
