@@ -10,6 +10,7 @@ import jaxsparse as js
 from study import (
     limit,
     repeats,
+    reshard,
     results,
     runs,
     seeds,
@@ -38,7 +39,7 @@ def test_a_table_takes_its_place_in_the_document(tmp_path, monkeypatch):
 def test_every_study_has_its_place_in_the_document():
     text = results.DOCUMENT.read_text()
     places = ("message", "largest", "repeats", "selection", "limit", "server", "time")
-    for place in ("seeds-digits", *places):
+    for place in ("seeds-digits", "reshard", *places):
         assert f"<!-- {place} -->" in text
 
 
@@ -135,6 +136,39 @@ def test_the_server_wins_where_the_model_says(monkeypatch):
     for f, shared in zip(found, server.SHARED, strict=True):
         # Four selections of 200; what is not shared is disjoint.
         assert f["union"] == pytest.approx(200 * (4 - 3 * shared), rel=0.02)
+
+
+def test_what_is_owed_is_kept_dropped_or_doubled(tmp_path, monkeypatch):
+    """Four workers, then two, of a few steps each."""
+    monkeypatch.setattr(reshard, "BEFORE", Setting(workers=4, examples=8))
+    monkeypatch.setattr(reshard, "AFTER", Setting(workers=2, examples=4))
+    state = {"q": np.ones(3), "owed": np.arange(8, dtype=np.float32).reshape(4, 2)}
+    local = {"q": False, "owed": True}
+    fresh = {"q": np.zeros(3), "owed": np.zeros((2, 2))}
+    for how, wanted in (
+        ("kept", [[1, 2], [5, 6]]),
+        ("sum", [[2, 4], [10, 12]]),
+        ("dropped", [[0, 0], [0, 0]]),
+    ):
+        found = reshard.changed(how, state, local, fresh)
+        np.testing.assert_array_equal(found["owed"], wanted)
+        np.testing.assert_array_equal(found["q"], state["q"])
+
+    parser = argparse.ArgumentParser()
+    reshard.add_arguments(parser)
+    data_dir = f"--data-dir={tmp_path / 'data'}"
+    arguments = parser.parse_args(["--steps=40", "--seeds", "0", data_dir])
+    arguments.quick, arguments.write, arguments.workdir = False, False, tmp_path
+    reshard.run(arguments)
+    table = (tmp_path / "table.md").read_text()
+    assert table.count("\n| ") == 6
+    assert (tmp_path / "reshard.png").exists()
+    kept = json.loads((tmp_path / "topk-0.01-40.json").read_text())
+    # All ways are one until the change, and none is like another after it.
+    curves = [kept[f"{how}-0"]["curve"] for how in reshard.HOWS]
+    assert [curve[:2] for curve in curves] == [curves[0][:2]] * 4
+    assert [step for step, _ in curves[0]] == [10, 20, 30, 40]
+    assert len({curve[2][1] for curve in curves}) == 4
 
 
 def test_large_entries_are_remembered():
