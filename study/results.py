@@ -23,7 +23,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def publish(
-    name: str, text: str, folder: Path, *, write: bool, document: Path = DOCUMENT
+    name: str, text: str, folder: Path, *, write: bool, document: Path | None = None
 ) -> None:
     """Prints a study's result, saves it, and on request replaces it in the document.
 
@@ -33,7 +33,7 @@ def publish(
       text: Markdown.
       folder: where ``table.md`` is saved.
       write: also put it into the document.
-      document: docs/results.md, or another one.
+      document: by default docs/results.md.
 
     Raises:
       ValueError: the document has no place for this study.
@@ -42,8 +42,9 @@ def publish(
     (folder / "table.md").write_text(text + "\n")
     if not write:
         return
+    document = document or DOCUMENT
     old = document.read_text()
-    place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
     if not place.search(old):
         raise ValueError(f"{document.name} has no place `<!-- {name} -->`.")
     document.write_text(place.sub(lambda m: f"{m[1]}{text}\n{m[2]}", old, count=1))

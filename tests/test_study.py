@@ -89,7 +89,7 @@ def test_a_run_is_trained_once_and_kept(tmp_path):
     kept = runs.Runs(tmp_path, "digits", Setting(steps=4, examples=4), data_dir)
     run = runs.Run("topk", 0.01, 2, 0)
     first = kept.get(run)
-    file = next((tmp_path / "digits-4").iterdir())
+    file = next((tmp_path / "digits-4-of-4").iterdir())
     file.write_text(json.dumps({**first, "accuracy": 2.0}))
     assert kept.get(run)["accuracy"] == 2.0
     n = runs.entries_of_model(kept.task, kept.splits)
