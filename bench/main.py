@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from bench import testbed, worker
 from study.results import DOCS, markdown, publish
@@ -139,17 +139,17 @@ def main() -> None:
             print(json.dumps(record), flush=True)
             file.write(json.dumps(record) + "\n")
             file.flush()
-    text = title(arguments) + table(records)
+    # Nothing but the records on stdout.
+    tell(arguments, title(arguments) + table(records), sys.stderr)
+
+
+def tell(arguments: argparse.Namespace, text: str, file: TextIO) -> None:
+    """Puts a table into its place in the document, or prints it where there is none."""
     if arguments.write:
-        publish(
-            arguments.write,
-            text,
-            arguments.workdir,
-            write=True,
-            document=DOCUMENT,
-        )
+        folder = arguments.workdir
+        publish(arguments.write, text, folder, write=True, document=DOCUMENT)
     else:
-        print(text, file=sys.stderr)
+        print(text, file=file)
 
 
 def check_places(arguments: argparse.Namespace) -> None:

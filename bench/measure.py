@@ -6,7 +6,6 @@ import re
 import resource
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ml_collections import ConfigDict
 import jaxsparse as js
 from bench import work
 from configs import common
+from study.clock import median_seconds
 from train import build
 from train.parallel import AXIS, Workers
 
@@ -43,16 +43,6 @@ def config_of(method: str, workers: int, density: float, steps: int) -> ConfigDi
     return config
 
 
-def median_ms(call: Callable[[], Any], repeats: int) -> float:
-    """Median time of a call and its result's arrival, after three that warm up."""
-    taken = []
-    for _ in range(3 + repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        taken.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(taken[3:])
-
-
 def selection(n: int, density: float, repeats: int) -> dict[str, float]:
     """The exact selection of the largest entries, in read passes over the same data."""
     x = jax.random.normal(jax.random.key(0), (n,))
@@ -60,8 +50,8 @@ def selection(n: int, density: float, repeats: int) -> dict[str, float]:
     read = jax.jit(lambda x: jnp.max(jnp.abs(x)))
     choose = jax.jit(lambda x: select(x, ())[0])
     found = {
-        "read_ms": median_ms(lambda: read(x), repeats),
-        "selection_ms": median_ms(lambda: choose(x), repeats),
+        "read_ms": 1e3 * median_seconds(lambda: read(x), repeats),
+        "selection_ms": 1e3 * median_seconds(lambda: choose(x), repeats),
     }
     return {**found, "selection_passes": found["selection_ms"] / found["read_ms"]}
 

@@ -32,10 +32,10 @@ import jax
 from absl import flags
 
 from bench import measure, shapes, worker
-from bench.main import DOCUMENT, check_places, command, measured
+from bench.main import check_places, command, measured, tell
 from bench.testbed import rate_bits
 from study.clock import median_seconds
-from study.results import markdown, publish
+from study.results import markdown
 from train import build, data, parallel
 from train import flags as train_flags
 from train.errors import SetupError
@@ -122,14 +122,7 @@ def of_config(path: str) -> tuple[Any, float]:
     values = flags.FlagValues()
     train_flags.parse(["plan", f"--config={path}"], values)
     config = values.config
-    splits = data.load(
-        config.data.name,
-        data_dir=config.data.data_dir,
-        source_dir=config.data.source_dir,
-        test_split=config.data.test_split,
-        size=config.data.size,
-        augment=config.data.augment,
-    )
+    splits = build.splits(config)
     batch = data.Batches(
         splits["train"], seed=0, num_workers=1, batch_size=config.batch_size
     ).at(0, range(1))
@@ -245,17 +238,7 @@ def main() -> None:
         arguments.workers = 1  # of each host
         worker.check(arguments)
         check_places(arguments)
-        text = check(arguments)
-        if arguments.write:
-            publish(
-                arguments.write,
-                text,
-                arguments.workdir,
-                write=True,
-                document=DOCUMENT,
-            )
-        else:
-            print(text)
+        tell(arguments, check(arguments), sys.stdout)
         return
     print(planned(arguments))
 

@@ -14,12 +14,14 @@ import optax
 from ml_collections import ConfigDict
 
 import jaxsparse as js
+from train import data
 from train.errors import SetupError
 from train.models.convnet import ConvNet
 from train.models.lenet import LeNet
 from train.models.pspnet import PSPNet
 from train.models.resnet import ResNet
 from train.parallel import AXIS
+from train.splits import LazySplit, Split
 from train.tasks import Task, classification, segmentation
 
 MODELS = {"convnet": ConvNet, "lenet": LeNet, "resnet": ResNet, "pspnet": PSPNet}
@@ -83,6 +85,18 @@ def task(config: ConfigDict) -> Task:
         _check_sizes(settings)
         built = make(model(**settings), config.data)
     return built._replace(init=init)
+
+
+def splits(config: ConfigDict) -> dict[str, Split | LazySplit]:
+    """The data, prepared first where needed."""
+    return data.load(
+        config.data.name,
+        data_dir=config.data.data_dir,
+        source_dir=config.data.source_dir,
+        test_split=config.data.test_split,
+        size=config.data.size,
+        augment=config.data.augment,
+    )
 
 
 def _check_sizes(settings: dict) -> None:

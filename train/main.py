@@ -20,7 +20,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from train import build, checkpoint, data, history, lock, loop, parallel, report
+from train import build, checkpoint, history, lock, loop, parallel, report
 from train import flags as train_flags
 from train.checks import check
 from train.errors import SetupError
@@ -75,14 +75,7 @@ def train(
 ) -> None:
     """Trains with every method, each in its folder, and compares their scores."""
     workers.wait_for_all()  # a fresh start has removed what it must
-    splits = data.load(
-        config.data.name,
-        data_dir=config.data.data_dir,
-        source_dir=config.data.source_dir,
-        test_split=config.data.test_split,
-        size=config.data.size,
-        augment=config.data.augment,
-    )
+    splits = build.splits(config)
     with Interrupt() as interrupt:
         summaries = [
             loop.run(
