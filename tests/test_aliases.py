@@ -59,6 +59,7 @@ def test_dgc_is_the_paper_where_all_entries_are_sampled(nesterov, masking):
     np.testing.assert_allclose(over(tx, gradients())[0], expected, atol=1e-5)
 
 
+@pytest.mark.report("grace#15")
 def test_dgc_warms_up_through_the_densities_above_its_own():
     tx = exact(0.1, warmup_steps=5, warmup_densities=(0.5, 0.25, 0.1, 0.05))
     _, phase, selected = over(tx, gradients())
@@ -112,6 +113,7 @@ def test_warm_up_densities_that_rise_are_refused():
         js.dgc(0.01, axis_name=AXIS, warmup_steps=9, warmup_densities=(0.1, 0.2))
 
 
+@pytest.mark.report("DeepSpeed#753")
 def test_fewer_warm_up_steps_than_densities_are_refused():
     with pytest.raises(ValueError, match=r"dgc\(warmup_steps=.*at least 4.*got 3"):
         js.dgc(axis_name=AXIS, warmup_steps=3)

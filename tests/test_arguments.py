@@ -154,6 +154,7 @@ USES = {
 }
 
 
+@pytest.mark.report("gpt-neox#128", "gpt-neox#206")
 @pytest.mark.parametrize("use", USES)
 def test_an_unknown_axis_and_use_outside_any_axis_are_refused(use):
     tx, x = USES[use](), jnp.ones((2, 3, 3))

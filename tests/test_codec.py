@@ -108,6 +108,7 @@ def test_sign_mean_is_signs_times_the_mean_of_the_valid():
     np.testing.assert_allclose(decoded[: K - 7], expected, rtol=1e-6)
 
 
+@pytest.mark.report("hivemind#266")
 @each_codec
 def test_finite_stays_finite(codec):
     scales = [LARGEST, 3e38, 2.0**126, 1e20, 7e4, 1e-20, 4 * TINY, TINY, 1e-45, 0]

@@ -50,6 +50,7 @@ def test_matrices_in_one_common_space_of_that_rank_come_through_exactly(rank):
     np.testing.assert_allclose(left, 0, atol=1e-5)
 
 
+@pytest.mark.report("powersgd orthogonalization.py")
 def test_matrices_of_one_shape_and_very_different_scale_are_each_accurate():
     scales = {"tiny": 1e-20, "small": 1e-4, "one": 1.0, "large": 1e20}
     column = normal(2, 8, 1)
@@ -62,6 +63,7 @@ def test_matrices_of_one_shape_and_very_different_scale_are_each_accurate():
         assert error(np.float64(mean[name][0]), x[name]) < 1e-5, name
 
 
+@pytest.mark.report("distributed-diffusion#14", "GRACE memory/powersgd.py")
 @pytest.mark.parametrize("rank", [1, 3])
 def test_a_warm_start_finds_the_best_approximation_of_a_matrix_that_stays(rank):
     left, right = np.linalg.qr(normal(3, 20, 20))[0], np.linalg.qr(normal(4, 15, 15))[0]
@@ -78,6 +80,7 @@ def test_a_warm_start_finds_the_best_approximation_of_a_matrix_that_stays(rank):
     assert errors[-1] <= errors[4] <= errors[0]
 
 
+@pytest.mark.report("powersgd#3", "powersgd@1707180")
 def test_left_is_what_a_worker_gave_less_its_own_part_and_so_the_sums_agree():
     x = {"m": normal(6, WORKERS, 9, 7), "t": normal(7, WORKERS, 3, 4, 5)}
     mean, left = steps_of(2)(repeated(x, 3))
@@ -107,6 +110,7 @@ def test_vectors_scalars_and_small_matrices_are_averaged_as_they_are():
         np.testing.assert_array_equal(left[name], 0)
 
 
+@pytest.mark.report("powersgd@7159ac2", "powersgd@46448f5")
 @pytest.mark.parametrize("rank", [1, 2])
 def test_after_zero_gradients_it_recovers(rank):
     x = np.zeros((WORKERS, 4, 10, 8), np.float32)
@@ -145,6 +149,7 @@ def test_the_seed_changes_the_first_factors_and_not_a_mean_of_that_rank():
     assert (first != second).any()
 
 
+@pytest.mark.report("hivemind#545")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_as_exact_as_it_can_be(dtype):
     # A product of powers of two has no rounding error of its own.

@@ -126,6 +126,7 @@ def test_momentum_correction_follows_the_equations_of_dgc(nesterov, masking):
     np.testing.assert_allclose(state.momentum.value, u, atol=5e-6)
 
 
+@pytest.mark.report("torchft#233")
 @pytest.mark.parametrize("nesterov", [True, False])
 @every_lossless
 def test_a_lossless_step_is_momentum_sgd(lossless, nesterov):
@@ -151,6 +152,7 @@ def test_stateless_forgets_what_was_left():
     assert all(x[0].size == 1 for x in jax.tree.leaves(state))  # only the metrics
 
 
+@pytest.mark.report("AiDotNet#911")
 @pytest.mark.parametrize(
     ("codec", "tolerance"),
     [(js.codec.float32, 0.0), (js.codec.int8, 2e-5)],
@@ -355,6 +357,7 @@ def test_partition_compresses_some_leaves_and_averages_the_others():
     assert np.abs(path["a"] - exact["a"]).max() > 0.1
 
 
+@pytest.mark.report("grace#21", "mxnet#13372", "tensorflow#40468", "PySyft#5587", "pytorch#47202")
 def test_a_flax_train_state_trains():
     tx = optax.chain(
         js.momentum_correction(sparse(js.top_k(1.0)), 0.9), optax.sgd(RATE)
@@ -389,6 +392,7 @@ def update(tx, init_params, updates):
     return jax.vmap(step, axis_name=AXIS)(jnp.arange(2))
 
 
+@pytest.mark.report("pytorch#48670", "pytorch#49418")
 @pytest.mark.parametrize(
     ("updates", "match"),
     [
@@ -429,6 +433,7 @@ def test_what_is_no_reducer_is_refused(memory, wrong):
         memory(wrong)
 
 
+@pytest.mark.report("horovod#2108", "horovod#2192")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("memory", [js.error_feedback, js.momentum_correction])
 def test_what_rounding_to_half_precision_takes_is_kept(dtype, memory):

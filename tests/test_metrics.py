@@ -57,6 +57,7 @@ def test_without_anything_measured_all_is_zero():
         assert x.dtype == (jnp.int32 if name in integers else jnp.float32)
 
 
+@pytest.mark.report("pytorch#54647", "horovod#2906")
 def test_entries_the_union_and_the_residuals_norm():
     metrics = measured(TOP_K, vectors())
     sent = simulation.top_k(vectors(), K)
@@ -67,6 +68,7 @@ def test_entries_the_union_and_the_residuals_norm():
     np.testing.assert_allclose(metrics.residual_norm, expected, rtol=1e-6)
 
 
+@pytest.mark.report("DGC#3", "singa#1140")
 def test_how_far_the_selections_overlap():
     # Workers that lean towards one common vector choose alike, but not the same.
     x = vectors() + 2 * vectors(1)[:1]

@@ -58,6 +58,7 @@ def test_one_phase_for_ever_is_the_reducer_itself():
         np.testing.assert_array_equal(mean, expected)
 
 
+@pytest.mark.report("grace#15")
 def test_switching_does_not_compile_again():
     reducer = js.phases([(1, dense()), (2, sparse(js.top_k(0.5))), (None, dense())])
     traces = []

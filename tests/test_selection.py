@@ -58,6 +58,7 @@ def test_top_k_is_numpys_with_ties_to_the_lower_index(k):
     assert overflow == 0
 
 
+@pytest.mark.report("tensorflow#117287", "xla#48119", "jax#21397")
 def test_top_k_takes_nan_and_infinity_first_in_order_of_index():
     x = np.array([1, np.inf, 9, -np.nan, 3, np.nan, -np.inf, 2])
     indices, _ = chosen(js.top_k(5 / 8), x)
@@ -85,6 +86,7 @@ def test_density_one_chooses_all(name):
     assert sorted(indices.tolist()) == list(range(37)) and overflow == 0
 
 
+@pytest.mark.report("pytorch#1810", "torch-xpu-ops#4839")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @every_selection
 def test_bad_numbers_give_distinct_entries_in_range(name, bad):
@@ -219,6 +221,7 @@ def drawn(name, n, k, seed=0):
     return np.asarray(jax.lax.scan(step, selection.init(n), length=DRAWS)[1])
 
 
+@pytest.mark.report("fedjax@5f75a97", "fedjax@48d1bc8", "BytePS randomk")
 @pytest.mark.parametrize(("n", "k"), [(23, 7), (10, 9), (11, 1)])
 @pytest.mark.parametrize("name", ["random_k", "random_block"])
 def test_every_entry_is_drawn_equally_often_and_never_twice(name, n, k):
@@ -231,6 +234,7 @@ def test_every_entry_is_drawn_equally_often_and_never_twice(name, n, k):
     assert np.abs(counts - DRAWS * p).max() < 6 * np.sqrt(DRAWS * p * (1 - p))
 
 
+@pytest.mark.report("fedjax@9efee58")
 def test_random_k_is_independent_of_the_step_before():
     first, second = drawn("random_k", 11, 1)[:-1, 0], drawn("random_k", 11, 1)[1:, 0]
     pairs = np.histogram2d(first, second, bins=11)[0]

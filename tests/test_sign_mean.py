@@ -69,6 +69,7 @@ def test_the_largest_numbers_do_not_overflow(value):
     assert np.isfinite(left).all()
 
 
+@pytest.mark.report("grace#10")
 def test_error_feedback_delivers_in_the_end_what_the_signs_lost():
     x = jnp.asarray(np.random.default_rng(2).normal(size=(WORKERS, 16)), jnp.float32)
     tx = js.ef_sign_sgd(axis_name=AXIS)

@@ -145,6 +145,7 @@ def large():
     return run(jnp.array([0.0, 1.0]))
 
 
+@pytest.mark.report("gTop-k indices in float32")
 def test_indices_above_2_to_the_24_are_exact():
     # 2**24 + 1 is no float32, and would be rounded to its neighbour.
     (at, mean), left = large()
@@ -154,6 +155,7 @@ def test_indices_above_2_to_the_24_are_exact():
     assert left.tolist() == [0, 0]
 
 
+@pytest.mark.report("gTop-k indices in float32")
 @pytest.mark.parametrize("scope", ["global", "leaf"])
 @pytest.mark.parametrize("memory", [js.stateless, js.error_feedback])
 def test_models_beyond_int32_are_refused_at_init_without_allocating(memory, scope):

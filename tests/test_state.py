@@ -422,6 +422,7 @@ def test_one_copy_of_what_all_workers_have():
         np.testing.assert_array_equal(found[name], state[name])
 
 
+@pytest.mark.report("prime-diloco#13")
 def test_one_copy_of_what_differs_is_refused_and_the_way_out_named():
     residual = js.WorkerLocal(jnp.zeros((4, 3)))
     for state, words in (

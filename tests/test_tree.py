@@ -22,6 +22,7 @@ def test_flatten_lays_the_leaves_end_to_end_in_the_order_of_jax_tree_leaves():
     assert spec.sizes == (1, 0, 6, 1) and spec.size == 8
 
 
+@pytest.mark.report("templar#481")
 def test_unflatten_is_the_inverse_of_flatten():
     back = tree.unflatten(*tree.flatten(mixed()))
     assert jax.tree.structure(back) == jax.tree.structure(mixed())
