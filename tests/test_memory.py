@@ -357,7 +357,9 @@ def test_partition_compresses_some_leaves_and_averages_the_others():
     assert np.abs(path["a"] - exact["a"]).max() > 0.1
 
 
-@pytest.mark.report("grace#21", "mxnet#13372", "tensorflow#40468", "PySyft#5587", "pytorch#47202")
+@pytest.mark.report(
+    "grace#21", "mxnet#13372", "tensorflow#40468", "PySyft#5587", "pytorch#47202"
+)
 def test_a_flax_train_state_trains():
     tx = optax.chain(
         js.momentum_correction(sparse(js.top_k(1.0)), 0.9), optax.sgd(RATE)

@@ -105,7 +105,7 @@ def test_what_comes_down_does_not_grow_with_the_number_of_workers():
         served.append(payload(limited, workers)[1])
         gathered.append(payload(sparse(js.top_k(0.05)), workers)[1])
     assert gathered[1] > 3.9 * gathered[0]
-    assert served[1] < 1.5 * served[0]  # a header and a share rounded up for each owner
+    assert served[1] < 2 * served[0]  # a header, and room for chance, for each owner
     assert served[1] < gathered[1] / 5
 
 
