@@ -35,6 +35,7 @@ from .exchange.collectives import vary as vary
 from .hierarchical import axis_groups as axis_groups
 from .hierarchical import hierarchical as hierarchical
 from .labels import label_leaves as label_leaves
+from .learning_rate import follow_learning_rate as follow_learning_rate
 from .lgc.ring import lgc_ring as lgc_ring
 from .lgc.server import lgc_server as lgc_server
 from .memory import error_feedback as error_feedback

@@ -22,7 +22,7 @@ ORDER = [
     "reducers/ cost/",
     "lgc/",
     "memory nonfinite hierarchical",
-    "metrics",
+    "metrics learning_rate",
     "aliases",
 ]
 # These stand beside the others: what they may know, and nothing else may know them.
@@ -45,6 +45,7 @@ UNKNOWN = {
     "memory": {"reducers/", "selection", "codec", "scope"},
     "phases": {"reducers/", "selection", "codec", "scope", "exchange/"},
     "nonfinite": {"reducers/", "selection", "codec", "scope"},
+    "learning_rate": {"exchange/", "reducers/", "selection", "codec", "scope"},
     "hierarchical": {"reducers/", "selection", "codec", "scope", "memory"},
 }
 COLLECTIVES = {
