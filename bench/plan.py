@@ -11,28 +11,27 @@ scripts/plan --check --hosts 4 --rates 50mbit 200mbit 1gbit    against the test 
 config's model; `method` is what memory, selection, coding and the optimizer take,
 measured here for one worker without a network, or taken from the records of
 `scripts/bench` by --measured; `link_bytes` are read off the method's program for so
-many workers (of a server's ladder the last rung is taken); 0.945 of a rate is left by
-the headers of Ethernet, IP and TCP. Parts follow one another: no transfer is hidden
-behind the gradient.
+many workers (of a server's ladder the last rung is taken). See bench/prediction.py.
 
-The break-even rate of a method is the one at which it and dense averaging take the same
-time; above it, stay dense.
+The last column has the link rates at which a method is faster than dense averaging;
+elsewhere, stay dense.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from absl import flags
 
 from bench import measure, shapes, worker
 from bench.main import check_places, command, measured, tell
+from bench.prediction import Cost, advice, named, table
+from bench.records import recorded
 from bench.testbed import rate_bits
 from study.clock import median_seconds
 from study.results import markdown
@@ -40,35 +39,7 @@ from train import build, data, parallel
 from train import flags as train_flags
 from train.errors import SetupError
 
-HEADERS = 0.945  # 1448 bytes of payload in the 1538 of an Ethernet frame and its gap
 METHODS = ["dense", "topk", "server", "power_sgd", "lgc_server", "lgc_ring"]
-
-
-class Cost(NamedTuple):
-    """What a method takes."""
-
-    method: str
-    own_ms: float  # without the network
-    link_bytes: float
-
-    def step_ms(self, rate: float, compute_ms: float = 0.0) -> float:
-        """Milliseconds of a step at ``rate`` bits per second.
-
-        >>> Cost("dense", 10.0, 945_000).step_ms(8e6, compute_ms=5.0)
-        1015.0
-        """
-        return compute_ms + self.own_ms + 8e3 * self.link_bytes / (rate * HEADERS)
-
-    def break_even(self, dense: Cost) -> float:
-        """Bits per second up to which this method is faster than ``dense``.
-
-        >>> Cost("topk", 30.0, 0).break_even(Cost("dense", 10.0, 945_000))
-        400000000.0
-        """
-        saved, more = dense.link_bytes - self.link_bytes, self.own_ms - dense.own_ms
-        if saved <= 0:
-            return 0.0 if more >= 0 else float("inf")
-        return 8e3 * saved / (more * HEADERS) if more > 0 else float("inf")
 
 
 def costs(tree: Any, methods: Sequence[str], workers: int, density: float) -> list:
@@ -85,43 +56,8 @@ def costs(tree: Any, methods: Sequence[str], workers: int, density: float) -> li
     return found
 
 
-def recorded(file: Path, model: str, workers: int, density: float) -> list[Cost]:
-    """From the records of `scripts/bench`, of runs without a limited link.
-
-    Raises:
-      SetupError: the file has no such records.
-    """
-    # No limited link, and no gradient: --batch measures whole training steps.
-    wanted = (model, workers, density, None, None)
-    keys = ("model", "workers", "density", "batch_size", "rate")
-    try:
-        records = [json.loads(line) for line in file.read_text().splitlines()]
-        found = {
-            r["method"]: Cost(r["method"], r["step_ms"], r["link_bytes"])
-            for r in records
-            if tuple(r[key] for key in keys) == wanted
-        }
-    except (OSError, ValueError) as error:
-        raise SetupError(f"--measured={file}: {error}") from error
-    except (KeyError, TypeError) as error:
-        raise SetupError(
-            f"--measured={file} holds other things than records of scripts/bench: "
-            f"{type(error).__name__}: {error}. Name its bench.jsonl."
-        ) from error
-    if "dense" not in found:
-        raise SetupError(
-            f"--measured={file} has no record of dense averaging of {model} with "
-            f"{workers} workers, density {density:g} and no --rate. Make some: "
-            f"scripts/bench --models {model} --hosts {workers} --density {density:g}"
-        )
-    return list(found.values())
-
-
-def of_config(path: str) -> tuple[Any, float]:
-    """Parameters of a setup's model, and milliseconds of its gradient here."""
-    values = flags.FlagValues()
-    train_flags.parse(["plan", f"--config={path}"], values)
-    config = values.config
+def model_of(config: Any) -> tuple[Any, Any]:
+    """Parameters of a setup's model, abstract; its gradient, to be timed."""
     splits = build.splits(config)
     batch = data.Batches(
         splits["train"], seed=0, num_workers=1, batch_size=config.batch_size
@@ -130,61 +66,16 @@ def of_config(path: str) -> tuple[Any, float]:
     task = build.task(config)
     params, model_state = task.init(jax.random.key(0), batch)
     grad = jax.jit(jax.grad(lambda p: task.loss(p, model_state, batch)[0]))
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
-    ), 1e3 * median_seconds(lambda: grad(params), 5)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    return shapes, lambda: grad(params)
 
 
-def advice(found: Sequence[Cost], rate: float, compute_ms: float) -> str:
-    """What to do, in a sentence.
-
-    >>> dense, topk = Cost("dense", 10.0, 945_000), Cost("topk", 30.0, 945)
-    >>> print(advice([dense, topk], 1e9, 100.0))
-    Stay dense: no method is faster at 1 Gbit/s.
-    >>> print(advice([dense, topk], 1e7, 100.0))
-    Use topk: 7.0 times faster than dense at 10 Mbit/s, faster up to 400 Mbit/s.
-    """
-    best = min(found, key=lambda cost: cost.step_ms(rate, compute_ms))
-    dense = next(cost for cost in found if cost.method == "dense")
-    if best.method == "dense":
-        return f"Stay dense: no method is faster at {named(rate)}."
-    gain = dense.step_ms(rate, compute_ms) / best.step_ms(rate, compute_ms)
-    if gain < 1.1:
-        return f"Stay dense: {best.method} would save {1 - 1 / gain:.0%} of a step."
-    until = named(best.break_even(dense))
-    return (
-        f"Use {best.method}: {gain:.1f} times faster than dense at {named(rate)}, "
-        f"faster up to {until}."
-    )
-
-
-def named(rate: float) -> str:
-    """A rate in words.
-
-    >>> named(2.5e9), named(5e7), named(float("inf"))
-    ('2.5 Gbit/s', '50 Mbit/s', 'any rate')
-    """
-    if rate == float("inf"):
-        return "any rate"
-    rate = float(f"{rate:.3g}")
-    return f"{rate / 1e9:,g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:g} Mbit/s"
-
-
-def table(found: Sequence[Cost], rate: float, compute_ms: float) -> str:
-    """All methods, the fastest first."""
-    dense = next(cost for cost in found if cost.method == "dense")
-    header = ["method", "without network", "on the link", "step", "break-even rate"]
-    rows = [
-        [
-            cost.method,
-            f"{cost.own_ms:.1f} ms",
-            f"{cost.link_bytes:,.0f} B",
-            f"{cost.step_ms(rate, compute_ms):,.1f} ms",
-            "" if cost is dense else named(cost.break_even(dense)),
-        ]
-        for cost in sorted(found, key=lambda cost: cost.step_ms(rate))
-    ]
-    return markdown(header, rows)
+def of_config(path: str) -> tuple[Any, float]:
+    """Parameters of a setup's model, and milliseconds of its gradient here."""
+    values = flags.FlagValues()
+    train_flags.parse(["plan", f"--config={path}"], values)
+    tree, gradient = model_of(values.config)
+    return tree, 1e3 * median_seconds(gradient, 5)
 
 
 def check(arguments: argparse.Namespace) -> str:

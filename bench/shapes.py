@@ -12,6 +12,7 @@ transformer   124 439 808  twelve blocks of width 768, as in GPT-2's smallest
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -83,15 +84,16 @@ def entries(params: Any) -> int:
 
 
 def of_size(parameters: int) -> Any:
-    """A tree of this many parameters in matrices of up to 2048 x 2048.
+    """A tree of this many parameters, most of them in square matrices.
 
-    For models whose size alone is known.
+    Four or more of up to 2048 x 2048, for models whose size alone is known.
 
     >>> entries(of_size(10_000_000))
     10000000
     """
-    whole, rest = divmod(parameters, 2048 * 2048)
-    matrices = [_array(2048, 2048) for _ in range(whole)]
+    side = max(1, min(2048, math.isqrt(parameters // 4)))
+    whole, rest = divmod(parameters, side * side)
+    matrices = [_array(side, side) for _ in range(whole)]
     # Two leaves at least: pmap takes the wrong axes where a step has as many arrays as
     # arguments, as one of dense averaging of a single leaf has.
     return {"matrices": matrices, "rest": [_array(rest - rest // 2), _array(rest // 2)]}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -20,13 +21,15 @@ from typing import Any
 
 import jax
 
-from bench.plan import Cost, advice, named
+from bench import measure, plan
+from bench.prediction import Cost, advice, named
 from bench.testbed import rate_bits
 from study.results import DOCS, markdown, publish
 from study.time import first_reached
-from train import history
+from train import build, history
 from train.report import write_json
 
+ROOT = Path(__file__).parents[1]
 TRAIN = ["-m", "train.main", "--coordinator={coordinator}", "--process_id={host}"]
 
 
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     write_json(arguments.workdir / "data.json", {"free": free, "limited": found})
     costs, rows = [], []
     for method, one in found.items():
-        link = one["payload_up_bytes_per_step"] * factor(method, arguments.hosts)
+        link = link_bytes(arguments.setup, method, arguments.hosts)
         costs.append(Cost(method, free[method]["step_ms"], link))
         reached = first_reached(one["curve"], arguments.target)
         one["seconds"] = reached and reached * one["step_ms"] / 1e3
@@ -103,9 +106,13 @@ def run(arguments: argparse.Namespace) -> None:
     publish(place, text, arguments.workdir, **where)
 
 
-def factor(method: str, hosts: int) -> float:
-    """Bytes on the link for a byte of payload: an all-reduce, or an all-gather."""
-    return 2 * (hosts - 1) / hosts if method == "dense" else hosts - 1
+def link_bytes(setup: str, method: str, hosts: int) -> int:
+    """Bytes of a step on one host's link, by the method's program."""
+    path = ROOT / "configs" / f"{setup}.py"
+    config = runpy.run_path(str(path))["get_config"](method)
+    config.num_workers = hosts
+    shapes, _ = plan.model_of(config)
+    return measure.said(build.optimizer(config, method), shapes, hosts)[2]
 
 
 def faster(found: dict[str, dict[str, Any]], method: str) -> str:

@@ -12,8 +12,18 @@ import numpy as np
 import pytest
 
 import jaxsparse as js
-from bench import main, measure, plan, shapes, testbed, work, worker
-from bench.plan import Cost
+from bench import (
+    main,
+    measure,
+    plan,
+    prediction,
+    records,
+    shapes,
+    testbed,
+    work,
+    worker,
+)
+from bench.prediction import Cost
 from train.errors import SetupError
 from train.parallel import Workers
 
@@ -174,30 +184,32 @@ def test_a_plan_takes_a_ladders_last_rung():
 
 def test_predictions_follow_the_formula():
     cost = Cost("topk", own_ms=20.0, link_bytes=1e6)
-    wire = 8e6 / (100e6 * plan.HEADERS)
+    wire = 8e6 / (100e6 * prediction.HEADERS)
     assert cost.step_ms(100e6, 5.0) == pytest.approx(25.0 + 1e3 * wire)
 
 
-@pytest.mark.parametrize("own", [5.0, 12.0])
-def test_at_the_break_even_rate_both_take_the_same_time(own):
-    dense, other = Cost("dense", 10.0, 2e6), Cost("topk", own, 1e4)
-    rate = other.break_even(dense)
-    if own < dense.own_ms:
-        assert rate == float("inf")
-    else:
-        assert other.step_ms(rate) == pytest.approx(dense.step_ms(rate))
-        assert other.step_ms(rate / 2) < dense.step_ms(rate / 2)
-        assert other.step_ms(rate * 2) > dense.step_ms(rate * 2)
+@pytest.mark.parametrize(("own", "link"), [(12.0, 1e4), (8.0, 3e6)])
+def test_at_the_crossing_rate_both_take_the_same_time(own, link):
+    dense, other = Cost("dense", 10.0, 2e6), Cost("topk", own, link)
+    low, high = other.faster_between(dense)
+    rate = high if low == 0 else low
+    assert other.step_ms(rate) == pytest.approx(dense.step_ms(rate))
+    inside, outside = (rate / 2, rate * 2) if low == 0 else (rate * 2, rate / 2)
+    assert other.step_ms(inside) < dense.step_ms(inside)
+    assert other.step_ms(outside) > dense.step_ms(outside)
 
 
-def test_a_method_that_says_more_and_takes_longer_never_wins():
-    assert Cost("x", 12.0, 3e6).break_even(Cost("dense", 10.0, 2e6)) == 0
+def test_fewer_bytes_in_less_time_win_at_any_rate_more_in_more_at_none():
+    dense = Cost("dense", 10.0, 2e6)
+    assert Cost("x", 12.0, 3e6).faster_between(dense) == (0, 0)
+    assert Cost("x", 10.0, 2e6).faster_between(dense) == (0, 0)
+    assert Cost("x", 8.0, 1e6).faster_between(dense) == (0, float("inf"))
 
 
 def test_advice_says_stay_dense_where_little_is_gained():
     dense, other = Cost("dense", 10.0, 1e4), Cost("topk", 10.0, 1e3)
-    assert "Stay dense" in plan.advice([dense, other], 1e9, 100.0)
-    assert "Use topk" in plan.advice([dense, other], 1e5, 100.0)
+    assert "Stay dense" in prediction.advice([dense, other], 1e9, 100.0)
+    assert "Use topk" in prediction.advice([dense, other], 1e5, 100.0)
 
 
 def test_records_of_the_bench_are_read(tmp_path):
@@ -208,13 +220,13 @@ def test_records_of_the_bench_are_read(tmp_path):
     others = [{**record, "step_ms": 99.0, **other} for other in others]
     topk = {**record, "method": "topk", "density": 0.1}
     file.write_text("".join(json.dumps(r) + "\n" for r in (record, *others, topk)))
-    assert plan.recorded(file, "lenet", 4, 0.01) == [Cost("dense", 3.0, 100)]
+    assert records.recorded(file, "lenet", 4, 0.01) == [Cost("dense", 3.0, 100)]
     for workers, density in ((8, 0.01), (4, 0.1)):
         again = f"--models lenet --hosts {workers} --density {density}"
         with pytest.raises(SetupError, match=again):
-            plan.recorded(file, "lenet", workers, density)
+            records.recorded(file, "lenet", workers, density)
     with pytest.raises(SetupError, match="--measured="):
-        plan.recorded(tmp_path / "none.jsonl", "lenet", 4, 0.01)
+        records.recorded(tmp_path / "none.jsonl", "lenet", 4, 0.01)
 
 
 @pytest.mark.parametrize("text", ["3", '{"a": 1}', "[1]", "no JSON"])
@@ -222,13 +234,13 @@ def test_what_is_no_record_of_the_bench_is_refused(tmp_path, text):
     file = tmp_path / "bench.jsonl"
     file.write_text(text)
     with pytest.raises(SetupError, match="--measured="):
-        plan.recorded(file, "lenet", 4, 0.01)
+        records.recorded(file, "lenet", 4, 0.01)
 
 
 def test_rates_are_words_that_can_be_read():
-    assert plan.named(9.999e8) == "1 Gbit/s"
-    assert plan.named(9.99e8) == "999 Mbit/s"
-    assert plan.named(4e12) == "4,000 Gbit/s"
+    assert prediction.named(9.999e8) == "1 Gbit/s"
+    assert prediction.named(9.99e8) == "999 Mbit/s"
+    assert prediction.named(4e12) == "4,000 Gbit/s"
 
 
 def test_a_check_refuses_wrong_rates_before_it_measures():

@@ -9,8 +9,6 @@ from jax.sharding import PartitionSpec
 
 import jaxsparse as js
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 N, K = 60, 6
 
 

@@ -86,7 +86,6 @@ def parts_of(form):
     return layered(WORKERS, form), labels, names
 
 
-@pytest.mark.usefixtures("fast_compilation")
 def test_a_partition_is_three_transformations_on_their_own_leaves():
     transformations, labels, names = parts_of("server")
     grads = gradients(6)

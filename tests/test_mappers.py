@@ -107,7 +107,6 @@ MAPPERS = {
 }
 
 
-@pytest.mark.usefixtures("fast_compilation")
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_mappers_agree(name):
     run, shared, own = training(name)

@@ -1,16 +1,19 @@
 """The study of time to an accuracy: what it makes of runs' files."""
 
 import json
+import runpy
 
-import pytest
-
+from bench import plan, shapes
 from study import network
 
 
-@pytest.mark.parametrize(("method", "link"), [("dense", 1.5), ("topk", 3)])
-def test_a_link_carries_more_than_the_payload(method, link):
-    """On a ring of four: an all-reduce 2 * 3 / 4, an all-gather three messages."""
-    assert network.factor(method, 4) == link
+def test_the_link_of_a_setup_carries_what_its_program_says():
+    """On a ring of four: an all-reduce of all parameters, 2 * 3 / 4 of their bytes."""
+    config = runpy.run_path("configs/digits.py")["get_config"]("dense")
+    n = shapes.entries(plan.model_of(config)[0])
+    assert network.link_bytes("digits", "dense", 4) == 4 * n * 3 // 2
+    sparse = network.link_bytes("digits", "topk", 4)  # three messages of 1 % of entries
+    assert 3 * 2 * n // 100 < sparse < 3 * 5 * n // 100
 
 
 def test_how_much_sooner_the_target_was_reached():

@@ -9,8 +9,6 @@ from contract_table import AXIS, SHAPES, dyadic, on_workers, sparse, stacked
 
 import jaxsparse as js
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 WORKERS, N, K, STEPS = 4, 40, 5, 6
 
 

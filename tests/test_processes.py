@@ -45,7 +45,6 @@ def by_vmap(reducer, axes):
     return table.on_workers(reducer.reduce, (None, 0, axes), (0, axes))
 
 
-@pytest.mark.usefixtures("fast_compilation")
 @pytest.mark.parametrize("name", (*two_processes.ROWS, *two_processes.CHAINS))
 def test_two_processes_give_what_vmap_gives(results, name):
     wanted = two_processes.run(name, by_vmap, lambda x: x, 2)

@@ -21,8 +21,6 @@ from contract_table import (
 import jaxsparse as js
 from jaxsparse.exchange import ownership
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 COUNTS = (1, 3, 4, 8)
 CHANGES = [(a, b) for a in COUNTS for b in COUNTS] + [(5, 7), (6, 4), (16, 3)]
 change = pytest.mark.parametrize(("workers", "n"), CHANGES)

@@ -20,8 +20,6 @@ from contract_table import (
 import jaxsparse as js
 from jaxsparse.exchange.server import capacities, down_capacity, part_capacity
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 N, K, STEPS = 90, 12, 5
 BFLOAT16 = js.codec.bfloat16()
 

@@ -9,8 +9,6 @@ from contract_table import AXIS, index_words, on_workers, sparse
 
 import jaxsparse as js
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 N, K, STEPS = 30, 4, 7
 
 

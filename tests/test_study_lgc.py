@@ -111,4 +111,4 @@ def test_the_study_leaves_a_table_and_a_figure(tmp_path, monkeypatch):
     arguments.controls = ["topk:codec=sign_mean,start=0.1@=lgc_server"]
     lgc.run(arguments)
     assert (tmp_path / "table.md").read_text().count("\n| ") == 6
-    assert (tmp_path / "lgc-digits-100.png").exists()
+    assert (tmp_path / "lgc-digits-50.png").exists()
