@@ -55,6 +55,7 @@ def get_config(names: str, default_names: str) -> ConfigDict:
 
     # A step in which any worker has an infinite or undefined gradient is left out.
     config.skip_nonfinite = True
+    config.max_consecutive_skips = 50  # so many in a row end the run; 0: never
 
     # Fraction of the gradient's entries that the sparse methods send, in (0, 1].
     config.density = 0.01

@@ -27,6 +27,7 @@ class Metrics(NamedTuple):
     phase: Array  # int32; of `phases`
     rung: Array  # int32; of the capacity ladder
     skipped: Array  # int32; steps skipped by `skip_nonfinite` so far
+    consecutive: Array  # int32; of these the latest, in a row; 0 after a step taken
     nmse: Array  # float32; error of a learned code, when it was last measured
     gate: Array  # int32; 1 where the step sent a learned code's latent
     measured: Array  # int32; steps so far in which that error was measured
@@ -82,6 +83,7 @@ def metrics(opt_state: PyTree) -> Metrics:
         phase=_largest([p.phase for p in phases]),
         rung=_largest([m.rung for m in exchanges]),
         skipped=_total([s.skipped for s in skips], jnp.int32),
+        consecutive=_largest([s.consecutive for s in skips]),
         nmse=_largest([c.nmse for c in codes], jnp.float32),
         gate=_smallest([c.gate for c in codes]),
         measured=_total([c.measured for c in codes], jnp.int32),

@@ -105,7 +105,8 @@ def ema(
 
     ``e = decay e + (1 - decay) s`` after every step and ``q = |x| (1 + weight e)``,
     with ``s = |mean| / max |mean|`` for ``of="magnitude"``, and 1 on the aggregate's
-    support for ``of="support"``.
+    support for ``of="support"``. For the magnitude NaN and infinity count as 0: an
+    average that has them would keep them.
 
     Args:
       decay: in [0, 1]; higher remembers longer.
@@ -248,7 +249,8 @@ def _averaged(average: Array, decay: float, seen: Array, of: str) -> Array:
     if of == "support":
         signal = (seen != 0).astype(jnp.float32)
     else:
-        signal = jnp.abs(seen)
+        # A NaN would stay in the average for ever, and its maximum reach all entries.
+        signal = jnp.abs(jnp.where(jnp.isfinite(seen), seen, 0.0))
         signal = relative(signal, jnp.max(signal, initial=0.0))
     return decay * average + (1 - decay) * signal
 

@@ -162,6 +162,7 @@ def test_a_wrong_model_names_the_known_ones():
             )
             for value in (0, -1)
         ),
+        ("max_consecutive_skips", -1, "at least 0"),
         ("seed", -1, "[0, 2**32)"),
         ("seed", 2**32, "[0, 2**32)"),
         ("data.max_value", 0, "greater than 0"),

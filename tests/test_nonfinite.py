@@ -157,3 +157,106 @@ def test_the_axis_must_be_bound():
     tx = js.skip_nonfinite(optax.sgd(0.1), axis_name=AXIS)
     with pytest.raises(NameError, match="axis_name='workers' is not bound"):
         tx.update(params(), tx.init(params()))
+
+
+def behind_a_priority():
+    selection = js.top_k(0.5, js.ema(weight=4.0))
+    memory = js.error_feedback(
+        js.sparse(selection, js.server(), axis_name=AXIS, num_workers=WORKERS)
+    )
+    return optax.chain(memory, optax.sgd(0.1))
+
+
+@pytest.mark.parametrize(
+    "make", [chain, functools.partial(chain, momentum=True), behind_a_priority]
+)
+def test_no_memory_keeps_a_bad_number(make):
+    first, second = gradients(0), gradients(1)
+    bad = spoilt(spoilt(second, np.nan), np.inf, worker=0, leaf="b")
+    _, before, after = run(make, [first, bad])
+    assert int(after[1].consecutive) == 1
+    assert_same(after[1].inner, before[1].inner)
+    assert any(x.any() for x in jax.tree.leaves(before[1].inner[0]))
+
+
+@pytest.mark.parametrize("of", ["magnitude", "support"])
+@pytest.mark.parametrize("bad", BAD)
+def test_without_skipping_an_average_forgets_a_bad_number(bad, of):
+    priority = js.ema(decay=0.5, of=of)
+    average = priority.init(3)
+    for mean in ([1.0, bad, 2.0], [1.0, 0.0, 4.0]):
+        average = priority.observe(average, jnp.array(mean), jnp.array(mean))
+    seen = {"magnitude": [0.25, 0, 0.5], "support": [0.5, 0.5, 0.5]}[of]
+    later = {"magnitude": [0.125, 0, 0.5], "support": [0.5, 0, 0.5]}[of]
+    np.testing.assert_allclose(average, np.array(seen) / 2 + later, rtol=1e-6)
+
+
+GAIN = 1e-6  # of a loss whose gradients float16 takes for 0, unless they are scaled
+
+
+@functools.cache
+def scaled_stepper(dtype):
+    """A step in half precision with a loss scale, as on docs/methods' page."""
+    tx = js.error_feedback(sparse(js.top_k(0.25)))
+    tx = js.skip_nonfinite(optax.chain(tx, optax.sgd(0.15 / GAIN)), axis_name=AXIS)
+
+    def loss(p, x):
+        return jnp.sum((p - x.astype(dtype)) ** 2).astype(jnp.float32) * GAIN
+
+    def one(state, x):
+        current, opt_state, scale = state
+        grads = jax.grad(lambda p: loss(p, x) * scale)(current.astype(dtype))
+        updates, new = tx.update(grads.astype(jnp.float32) / scale, opt_state)
+        skipped = js.metrics(new).consecutive > 0
+        scale = jnp.where(skipped, scale / 2, scale)
+        return optax.apply_updates(current, updates), new, scale
+
+    start = jnp.zeros(12)
+    state = (start, tx.init(start), jnp.float32(1))
+    local = js.local_leaves(one, state, start, axis_name=AXIS, num_workers=WORKERS)
+    shared, own = js.split(state, local)
+
+    @jax.jit
+    @functools.partial(
+        jax.vmap, in_axes=(None, 0, 0), out_axes=(None, 0), axis_name=AXIS
+    )
+    def step(shared, own, x):
+        return js.split(one(js.merge(shared, own), x), local)
+
+    return shared, js.stack_workers(own, WORKERS), step
+
+
+def scaled_run(dtype, scale, batches):
+    shared, own, step = scaled_stepper(dtype)
+    shared = (*shared[:2], jnp.float32(scale))
+    path = []
+    for x in batches:
+        shared, own = step(shared, own, x)
+        path.append((shared, own))
+    return path
+
+
+def targets(steps):
+    rng = np.random.default_rng(0)
+    draw = lambda: rng.permuted(  # noqa: E731
+        np.tile(np.arange(-6, 6) / 2 + 0.25, (WORKERS, 1)), axis=1
+    )
+    return [jnp.asarray(draw(), jnp.float32) for _ in range(steps)]
+
+
+def test_a_scaled_loss_in_float16_goes_the_way_of_float32():
+    batches = targets(10)
+    # 2 * 2.75 * GAIN * 2**34 is more than float16 has, and half of it is not.
+    half = scaled_run(jnp.float16, 2.0**35, batches)
+    scales = [float(shared[2]) for shared, _ in half]
+    assert scales == [2.0**34, *[2.0**33] * 9]
+    for shared, own in half[:2]:
+        assert not any(x.any() for x in jax.tree.leaves((shared[0], own)))
+    whole = scaled_run(jnp.float32, 1.0, batches[2:])
+    unscaled = scaled_run(jnp.float16, 1.0, batches[2:])
+    residuals = [jax.tree.leaves(own)[0] for _, own in whole]
+    assert all((r != 0).sum() >= WORKERS * 8 for r in residuals)
+    # Parameters up to 2.75 are rounded by 2**-10 at most, in each of eight steps.
+    for (a, _), (b, _) in zip(half[2:], whole, strict=True):
+        np.testing.assert_allclose(a[0], b[0], atol=8 * 2**-10)
+    assert np.abs(unscaled[-1][0][0] - whole[-1][0][0]).max() > 0.05

@@ -32,6 +32,7 @@ FREE_KEYS = {
     "checkpoints_kept",
     "data.data_dir",
     "data.source_dir",
+    "max_consecutive_skips",
     "run",
 }
 

@@ -29,8 +29,11 @@ COUNTS = (
     "checkpoints_kept",
 )
 
+COUNTS_OR_NEVER = ("max_consecutive_skips",)
+
 CHECKS = (
     *(Check(key, lambda x, _: x >= 1, "be at least 1") for key in COUNTS),
+    *(Check(key, lambda x, _: x >= 0, "be at least 0") for key in COUNTS_OR_NEVER),
     Check("seed", lambda x, _: 0 <= x < 2**32, "lie in [0, 2**32)"),
     Check(
         "data.max_value", lambda x, _: 0 < x < math.inf, "be finite and greater than 0"

@@ -1,8 +1,16 @@
-"""The one exception that means: you can put this right."""
+"""The exceptions that `main` tells in words, without a traceback."""
 
 
 class SetupError(Exception):
-    """A wrong config, missing data, a foreign checkpoint: `main` prints no traceback.
+    """You can put this right: a wrong config, missing data, a foreign checkpoint.
 
     The message names what was given, what was expected, and what to do about it.
+    """
+
+
+class RunError(Exception):
+    """A run that has begun and cannot go on: its numbers, a device or a worker fail.
+
+    The message names the step, the worker and the part of the state. What was saved
+    before stays, and the same command goes on from there.
     """

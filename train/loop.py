@@ -20,9 +20,10 @@ from train.ledger import TAKEN, Ledger
 from train.log import Log
 from train.parallel import AXIS, Workers
 from train.prepared import GENERATED
+from train.skips import Skips, first_bad
 from train.splits import LazySplit, Split
 from train.state import create
-from train.step import Measured, eval_step, train_step
+from train.step import Measured, eval_step, finite_step, train_step
 
 
 class Stopped(Exception):
@@ -55,6 +56,7 @@ def run(
 
     Raises:
       Stopped: ``should_stop`` said so; a checkpoint is saved.
+      RunError: the run cannot go on; the last checkpoint stays.
     """
     # --- Build ---------------------------------------------------------------------
     task, tx = build.task(config), build.optimizer(config, method)
@@ -96,6 +98,22 @@ def run(
             log.say(f"{method}: {words_of_change(checkpoints.changed, config)}")
 
     # --- Train ---------------------------------------------------------------------
+    finite = workers.map_look(finite_step(task))
+
+    def whose(step: int) -> str:
+        rows = finite(shared, local, batches.at(step - 1, workers.numbers))
+        return first_bad(rows, shared.params)
+
+    skips = Skips(config.max_consecutive_skips, start, whose)
+
+    def book(step: int, measured: Measured) -> float:
+        """Takes note of a step; returns its loss, mean of our workers."""
+        loss, metrics = jax.device_get((measured.loss, measured.js))
+        # These are the same on every worker.
+        ledger.add(**{name: int(getattr(metrics, name)[0]) for name in TAKEN})
+        skips.add(step, int(metrics.consecutive[0]))
+        return float(loss.mean())
+
     def test(step: int, train_loss: float | None) -> str:
         totals = [
             evaluate(shared, local, batch)
@@ -130,7 +148,7 @@ def run(
             shared, local, measured = train(shared, local, batch)
             # Read the step before while this one runs: the devices never wait for us.
             if pending is not None:
-                book(pending, ledger)
+                book(step - 1, pending)
                 stopwatch.lap()
                 show(step - 1, "")
             pending = measured
@@ -139,8 +157,8 @@ def run(
             stop = should_stop(step) and not last
             test_due = last or step % config.eval_every == 0
             save_due = last or stop or step % config.checkpoint_every == 0
-            if test_due or save_due:
-                train_loss, pending = book(pending, ledger), None
+            if test_due or save_due or skips.may_end:
+                train_loss, pending = book(step, pending), None
                 if test_due:
                     show(step, test(step, train_loss))
                 if save_due:
@@ -170,15 +188,6 @@ def words_of_change(before: dict[str, Any], config: ConfigDict) -> str:
         f"what they owe is kept; {examples} examples a step in place of "
         f"{before['workers'] * batch}, dealt out anew"
     )
-
-
-def book(measured: Measured, ledger: Ledger) -> float:
-    """Adds a step's bytes to the ledger; returns its loss, mean of our workers."""
-    loss, metrics = jax.device_get((measured.loss, measured.js))
-    # These are the same on every worker.
-    taken = {name: int(getattr(metrics, name)[0]) for name in TAKEN}
-    ledger.add(**taken)
-    return float(loss.mean())
 
 
 def summarise(

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from train import build, checkpoint, history, lock, loop, parallel, report
 from train import flags as train_flags
 from train.checks import check
-from train.errors import SetupError
+from train.errors import RunError, SetupError
 from train.interrupt import Interrupt
 from train.log import Log
 from train.prepared import GENERATED
@@ -123,7 +123,7 @@ def run() -> None:
     """The command: errors that a user can put right come without a traceback."""
     try:
         app.run(main, flags_parser=lambda argv: train_flags.parse(argv, FLAGS))
-    except SetupError as error:
+    except (RunError, SetupError) as error:
         sys.exit(f"error: {error}")
     except loop.Stopped as stopped:
         Log().say(f"{stopped}. The same command goes on from there.")

@@ -130,6 +130,27 @@ class Workers:
         axes = {"in_axes": (None, 0, 0), "out_axes": (None, 0, 0)}
         return self._pmap(mapped, **axes, donate_argnums=(0, 1))
 
+    def map_look(self, step: Callable) -> Callable:
+        """``(shared, local, *batch) -> rows``, a row of every worker, in every process.
+
+        Args:
+          step: ``(state, *batch) -> row`` of one worker, without collectives; the
+            state stays.
+
+        Returns:
+          The step of all workers; its rows are stacked, in NumPy.
+        """
+
+        def mapped(shared, local, *batch):
+            return step(js.merge(shared, local), *batch)
+
+        def look(shared, local, *batch):
+            axes = (None, 0, *(0 for _ in batch))
+            rows = self._pmap(mapped, in_axes=axes)(shared, local, *batch)
+            return multihost_utils.process_allgather(jax.device_get(rows), tiled=True)
+
+        return look
+
     def map_eval(self, step: Callable) -> Callable:
         """``(shared, local, batch) -> totals``, the same on every worker."""
 
