@@ -115,7 +115,12 @@ def test_a_typo_is_answered_by_what_there_is(args, words):
 
 @pytest.mark.parametrize(
     ("flag", "words"),
-    [("--config.steps=many", "config.steps=many"), ("--stepz=1", "'stepz'")],
+    [
+        ("--config.steps=many", "config.steps=many"),
+        ("--stepz=1", "'stepz'"),
+        ("--config.=1", "KEY=VALUE"),
+        ("--config.[=1", "KEY=VALUE"),
+    ],
 )
 def test_a_wrong_flag_is_refused(flag, words):
     with pytest.raises(SetupError, match=words):
@@ -162,12 +167,15 @@ def test_a_wrong_model_names_the_known_ones():
             )
             for value in (0, -1)
         ),
+        ("lost_after_s", 0, "at least 1"),
+        ("check_replicas_every", -1, "at least 0"),
         ("max_consecutive_skips", -1, "at least 0"),
         ("seed", -1, "[0, 2**32)"),
         ("seed", 2**32, "[0, 2**32)"),
         ("data.max_value", 0, "greater than 0"),
         ("data.size", (32,), "height and a width"),
         ("data.size", (32, 0), "at least 1"),
+        ("data.size", (32, (1, 2)), "at least 1"),
         ("learning_rate.peak", 0.0, "greater than 0"),
         ("learning_rate.peak", float("nan"), "finite"),
         ("learning_rate.peak", float("inf"), "finite"),

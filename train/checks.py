@@ -40,7 +40,7 @@ CHECKS = (
     ),
     Check(
         "data.size",
-        lambda x, _: len(x) in (0, 2) and all(n >= 1 for n in x),
+        lambda x, _: len(x) in (0, 2) and all(isinstance(n, int) and n >= 1 for n in x),
         "be a height and a width of at least 1, or () for images as they are",
     ),
     Check(

@@ -15,6 +15,8 @@ from train.errors import SetupError
 flags.disclaim_key_flags()  # --help shows them as `main`'s
 
 NO_SETUPS = ("common", "methods")  # files beside the setups that these are made from
+# What absl and ml_collections raise on keys and values that are no Python literals.
+MALFORMED = IndexError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError
 DEFAULT_CONFIG = str(Path(__file__).parents[1] / "configs" / "digits.py")
 
 
@@ -61,6 +63,11 @@ def parse(argv: list[str], values: flags.FlagValues) -> list[str]:
         raise SetupError(_unknown_key(argv, path) or str(error)) from error
     except OSError as error:
         raise SetupError(f"{error}\n{_setups()}") from error
+    except MALFORMED as error:
+        raise SetupError(
+            f"{type(error).__name__}: {error}\nThe command line cannot be read. "
+            "Settings are --config.KEY=VALUE, with KEY such as data.name."
+        ) from error
 
 
 def _setups() -> str:
