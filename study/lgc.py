@@ -122,12 +122,14 @@ def said(figures: dict[str, Any], setting: Any, n: int) -> dict[str, float]:
     def on_average(latent: float, plain: float) -> float:
         return opened * latent + (1 - opened) * plain
 
+    first, second = settings.get("dense", learned.DENSE), learned.TRAINED
+    last = 2 if first else 1  # of the stages; there may be no dense one
     links = [
-        learned.link(exchange, model, workers, phases=2, gate=gate) for gate in (1, 0)
+        learned.link(exchange, model, workers, phases=last, gate=gate)
+        for gate in (1, 0)
     ]
     up = on_average(payload.mean, payload.plain_mean)
     training = learned.training_bytes(name, settings, workers, k, n)
-    first, second = settings.get("dense", learned.DENSE), learned.TRAINED
     run = first * 4 * n + (second - first) * training + (1 - second) * up
     return {"up": up, "link": on_average(*links), "run": run}
 

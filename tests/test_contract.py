@@ -21,6 +21,14 @@ from contract_table import AXIS, ROWS, SHAPES, dyadic, on_workers
 import jaxsparse as js
 
 every_row = pytest.mark.parametrize("name", ROWS)
+# Rows that differ in selection or codec alone say little new in most laws.
+variants_slow = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if row.variant else ())
+        for name, row in ROWS.items()
+    ],
+)
 
 
 @every_row
@@ -32,16 +40,8 @@ def test_conservation_and_agreement(name):
         conserved(x, mean, left, 0.0 if row.exact else 1e-6, let_go)
 
 
-# Rows that differ in selection or codec alone, which know nothing of workers, are run
-# with one more count; 2 and 4 workers are in nearly all other tests.
-COUNTS = [
-    (name, workers)
-    for name, row in ROWS.items()
-    for workers in ([3] if row.variant else [1, 3, 8])
-]
-
-
-@pytest.mark.parametrize("name, workers", COUNTS)
+@variants_slow
+@pytest.mark.parametrize("workers", [1, 3, 8])  # 2 and 4 are in most other laws
 def test_any_number_of_workers(name, workers):
     x = dyadic(2, workers=workers)
     row, _, state, step, _ = prepared(name, workers)
@@ -70,7 +70,7 @@ ODD_TREES = {
 }
 
 
-@every_row
+@variants_slow
 @pytest.mark.parametrize("shapes", ODD_TREES.values(), ids=ODD_TREES)
 def test_odd_trees(name, shapes):
     x = {**dyadic(3, shapes, WORKERS), "none": None}
@@ -119,7 +119,7 @@ def test_shapes_and_dtypes_stay(name, dtypes):
     assert describe(new) == describe(state)
 
 
-@every_row
+@variants_slow
 def test_half_precision_values_are_right(name):
     x = jax.tree.map(lambda v: v.astype(jnp.bfloat16), dyadic(6, workers=2))
     _, _, state, step, _ = prepared(name, 2, dtype="bfloat16")

@@ -8,10 +8,13 @@ from study import network
 
 
 def test_the_link_of_a_setup_carries_what_its_program_says():
-    """On a ring of four: an all-reduce of all parameters, 2 * 3 / 4 of their bytes."""
+    """On a ring of four: an all-reduce of all parameters, 2 * 3 / 4 of their bytes.
+
+    And of one word more, by which all agree to skip a step.
+    """
     config = runpy.run_path("configs/digits.py")["get_config"]("dense")
     n = shapes.entries(plan.model_of(config)[0])
-    assert network.link_bytes("digits", "dense", 4) == 4 * n * 3 // 2
+    assert network.link_bytes("digits", "dense", 4) == 4 * (n + 1) * 3 // 2
     sparse = network.link_bytes("digits", "topk", 4)  # three messages of 1 % of entries
     assert 3 * 2 * n // 100 < sparse < 3 * 5 * n // 100
 

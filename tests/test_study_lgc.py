@@ -35,21 +35,25 @@ def test_controls_at_equal_bits_say_as_much(other):
         assert said <= wanted < more
 
 
-@pytest.mark.parametrize("variant", ["lgc_ring", "lgc_ring:code=identity"])
-def test_bytes_of_the_ring_are_those_of_its_program(variant):
+@pytest.mark.parametrize(
+    "variant, dense",
+    [("lgc_ring", 0.1), ("lgc_ring:code=identity", 0.1), ("lgc_ring:dense=0", 0.0)],
+)
+def test_bytes_of_the_ring_are_those_of_its_program(variant, dense):
     setting = Setting(4, steps=40)
     exchange = variants.exchange_of(variant, 0.01, setting)
     model = jax.ShapeDtypeStruct((N,), "float32")
     jaxpr = jax.make_jaxpr(exchange.update, axis_env=[(AXIS, 4)])
     traffic = js.traffic(jaxpr(model, jax.eval_shape(exchange.init, model), model))
+    stages = 2 if dense else 1  # before that of latents
     latent, plain = (
-        js.payload_bytes(traffic, 4, phases=2, gate=gate)[0] for gate in (1, 0)
+        js.payload_bytes(traffic, 4, phases=stages, gate=gate)[0] for gate in (1, 0)
     )
     figures = {"variant": variant, "workers": 4, "density": 0.01, "late": {"gate": 0.9}}
     said = lgc.said(figures, setting, N)
     assert said["up"] == pytest.approx(0.9 * latent + 0.1 * plain)
-    training = js.payload_bytes(traffic, 4, phases=1)[0]
-    whole = 0.1 * 4 * N + 0.15 * training + 0.75 * said["up"]
+    training = js.payload_bytes(traffic, 4, phases=stages - 1)[0]
+    whole = dense * 4 * N + (0.25 - dense) * training + 0.75 * said["up"]
     assert said["run"] == pytest.approx(whole)
 
 
