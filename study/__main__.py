@@ -20,10 +20,12 @@ from study import (
     network,
     ratios,
     repeats,
+    replicas,
     reshard,
     seeds,
     selection,
     server,
+    soak,
     time,
 )
 
@@ -42,6 +44,8 @@ STUDIES = {
     "coding": coding,
     "network": network,
     "reshard": reshard,
+    "replicas": replicas,
+    "soak": soak,
 }
 
 
