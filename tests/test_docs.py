@@ -128,3 +128,4 @@ def test_state_of_the_index():
     assert held(js.momentum_correction(dense)) == 8 * 1_000_000
     assert held(js.phases([(None, dense)])) == 8
     assert held(js.skip_nonfinite(js.stateless(dense), axis_name="w")) == 8
+    assert held(js.follow_learning_rate(js.stateless(dense), 0.1)) == 8
