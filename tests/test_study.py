@@ -102,7 +102,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("studies")
 
 
-@pytest.mark.parametrize("study", [repeats, limit, selection, time])
+@pytest.mark.parametrize(
+    "study",
+    [
+        repeats,
+        *(pytest.param(s, marks=pytest.mark.slow) for s in (limit, selection, time)),
+    ],
+)
 def test_a_study_leaves_a_table_and_a_figure(study, folder, monkeypatch):
     """All on two workers and 50 steps; they share their runs."""
 
@@ -126,6 +132,7 @@ def test_a_study_leaves_a_table_and_a_figure(study, folder, monkeypatch):
     assert list(arguments.workdir.glob("*.png"))
 
 
+@pytest.mark.slow
 def test_the_server_wins_where_the_model_says(monkeypatch):
     monkeypatch.setattr(server, "K", 200)
     monkeypatch.setattr(server, "ENTRIES", 20_000)
