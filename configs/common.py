@@ -26,6 +26,7 @@ def get_config(names: str, default_names: str) -> ConfigDict:
     # Workers. Each is a device of its own; on a CPU, devices are made as needed.
     config.num_workers = 8
     config.batch_size = 16  # examples of one worker's batch
+    config.lost_after_s = 100  # without a sign of life a process is given up; seconds
 
     # How long, and what happens on the way. All in steps.
     config.steps = 400
@@ -33,6 +34,8 @@ def get_config(names: str, default_names: str) -> ConfigDict:
     config.eval_batch_size = 128  # examples of one worker's batch
     config.checkpoint_every = 200
     config.checkpoints_kept = 2
+    # Before each checkpoint: are the workers' copies of the state the same? 0: never.
+    config.check_replicas_every = config.get_ref("checkpoint_every") * 1
 
     config.data = ConfigDict()
     config.data.name = ""

@@ -17,14 +17,17 @@ def data_dir(tmp_path_factory):
     return data_dir
 
 
-def launch_two(config, workdir, data_dir):
+def launch_two(config, workdir, data_dir, *, more=((), ())):
+    """Two processes of one run; ``more`` are flags of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     flags = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
     return [
         training.launch(
-            training.command(config, workdir, data_dir, *flags, f"--process_id={i}")
+            training.command(
+                config, workdir, data_dir, *flags, f"--process_id={i}", *more[i]
+            )
         )
         for i in range(2)
     ]
@@ -96,4 +99,65 @@ def test_an_interrupt_of_one_process_stops_both_after_the_same_step(tmp_path, da
             tmp_path / "topk",
             training.splits_in(data_dir),
             stop_after=stopped + 2,
+        )
+
+
+def test_processes_that_differ_end_and_say_in_what(tmp_path, data_dir):
+    more = (), ("--config.seed=3", "--config.num_workers=4", "--fresh")
+    config = training.config_of("topk")
+    processes = launch_two(config, tmp_path, data_dir, more=more)
+    outputs = [process.communicate(timeout=90)[0] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1], outputs
+    for output in outputs:
+        assert "error: The processes differ in their set-up:" in output
+        for line in (
+            "--fresh: False in process 0, True in process 1",
+            "config.seed: 0 in process 0, 3 in process 1",
+            "config.num_workers: 2 in process 0, 4 in process 1",
+        ):
+            assert f"\n  {line}\n" in output
+        assert "Traceback" not in output
+    assert list(tmp_path.iterdir()) == []  # found before anything is made
+
+
+def steps_saved(workdir):
+    return [int(p.name) for p in workdir.glob("topk/checkpoints/*") if p.name.isdigit()]
+
+
+def wait_for_step(process, workdir, step):
+    for _ in range(900):
+        if max(steps_saved(workdir), default=0) >= step:
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    raise TimeoutError(f"no checkpoint of step {step} in {workdir}")
+
+
+def test_a_pause_does_no_harm_and_a_killed_process_is_told(tmp_path, data_dir):
+    config = training.config_of("topk", steps=4000, eval_every=4000, checkpoint_every=5)
+    more = [["--config.lost_after_s=30"]] * 2
+    reached = 0
+    # Process 0 has JAX's coordination service; without it JAX aborts by itself.
+    for killed, left in ((1, 0), (0, 1)):
+        processes = launch_two(config, tmp_path, data_dir, more=more)
+        wait_for_step(processes[0], tmp_path, reached + 5)
+        if killed == 1:
+            processes[1].send_signal(signal.SIGSTOP)
+            time.sleep(10)
+            processes[1].send_signal(signal.SIGCONT)
+            wait_for_step(processes[0], tmp_path, max(steps_saved(tmp_path)) + 10)
+        processes[killed].kill()
+        output, _ = processes[left].communicate(timeout=60)
+        processes[killed].communicate()
+        assert processes[left].returncode == 1, output
+        assert f"error: process {left} of 2 ends: " in output
+        assert "another process of this run was lost" in output
+        reached = max(steps_saved(tmp_path))
+
+    with pytest.raises(training.Stopped, match=f"after step {reached + 2}"):
+        training.run(
+            config,
+            tmp_path / "topk",
+            training.splits_in(data_dir),
+            stop_after=reached + 2,
         )

@@ -23,15 +23,17 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 import jaxsparse as js
-from train.errors import SetupError
+from train.errors import RunError, SetupError
 from train.parallel import Workers
 
 # These may change between a run's parts: they don't change its figures.
 FREE_KEYS = {
+    "check_replicas_every",
     "checkpoint_every",
     "checkpoints_kept",
     "data.data_dir",
     "data.source_dir",
+    "lost_after_s",
     "max_consecutive_skips",
     "run",
 }
@@ -118,13 +120,17 @@ class Checkpoints:
             return
         shared, local = self._workers.to_global(shared, local)
         record = {"identity": self._identity, "progress": progress}
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(_by_path(shared, local)),
-                run=ocp.args.JsonSave(record),
-            ),
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(_by_path(shared, local)),
+            run=ocp.args.JsonSave(record),
         )
+        try:
+            self._manager.save(step, args=args)
+        except (OSError, ValueError) as error:  # tensorstore has no other for a disk
+            raise RunError(
+                f"the checkpoint of step {step} could not be written: {error}. Make "
+                "room on the disk; the same command goes on from the one before."
+            ) from error
         self.latest_step = step
 
     def restore(self, shared: Any, local: Any) -> tuple[Any, Any, dict]:
@@ -185,7 +191,7 @@ def identity(config: Any, method: str, params: Any) -> dict[str, Any]:
             )
             for path, x in jax.tree_util.tree_leaves_with_path(params)
         },
-        **{f"config.{k}": v for k, v in _flat(settings) if k not in FREE_KEYS},
+        **{f"config.{k}": v for k, v in flat(settings) if k not in FREE_KEYS},
     }
 
 
@@ -283,12 +289,12 @@ def _by_path(shared: Any, local: Any) -> dict[str, Any]:
     }
 
 
-def _flat(settings: dict, prefix: str = "") -> list[tuple[str, Any]]:
+def flat(settings: dict, prefix: str = "") -> list[tuple[str, Any]]:
     """Nested settings as dotted keys; tuples as lists, as JSON will give them back."""
     items: list[tuple[str, Any]] = []
     for key, value in settings.items():
         if isinstance(value, dict):
-            items += _flat(value, f"{prefix}{key}.")
+            items += flat(value, f"{prefix}{key}.")
         else:
             value = list(value) if isinstance(value, tuple) else value
             items.append((f"{prefix}{key}", value))

@@ -27,9 +27,10 @@ COUNTS = (
     "eval_batch_size",
     "checkpoint_every",
     "checkpoints_kept",
+    "lost_after_s",
 )
 
-COUNTS_OR_NEVER = ("max_consecutive_skips",)
+COUNTS_OR_NEVER = ("check_replicas_every", "max_consecutive_skips")
 
 CHECKS = (
     *(Check(key, lambda x, _: x >= 1, "be at least 1") for key in COUNTS),

@@ -13,13 +13,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import jaxsparse as js
-from train import build, checkpoint, report
+from train import agreement, build, checkpoint, report
 from train.data import Batches, evaluation_batches
 from train.history import History
 from train.ledger import TAKEN, Ledger
 from train.log import Log
-from train.parallel import AXIS, Workers
+from train.parallel import AXIS, Workers, several
 from train.prepared import GENERATED
+from train.replicas import Replicas
 from train.skips import Skips, first_bad
 from train.splits import LazySplit, Split
 from train.state import create
@@ -68,6 +69,9 @@ def run(
     )
     example = jax.tree.map(lambda x: x[0], batches.at(0, workers.numbers))
     state = create(task, tx, config.seed, example)
+    if several():  # to copy and digest a large state takes a time
+        words = agreement.state(state.params, state._replace(params=None))
+        agreement.agree(words, of=f"initial state of {method}")
     step_of_worker = train_step(task, tx)
     axis = {"axis_name": AXIS, "num_workers": config.num_workers}
     ledger = Ledger(tx, state.params, **axis)
@@ -105,6 +109,7 @@ def run(
         return first_bad(rows, shared.params)
 
     skips = Skips(config.max_consecutive_skips, start, whose)
+    replicas = Replicas(workers, is_local, config.check_replicas_every)
 
     def book(step: int, measured: Measured) -> float:
         """Takes note of a step; returns its loss, mean of our workers."""
@@ -157,8 +162,11 @@ def run(
             stop = should_stop(step) and not last
             test_due = last or step % config.eval_every == 0
             save_due = last or stop or step % config.checkpoint_every == 0
-            if test_due or save_due or skips.may_end:
+            check_due = replicas.due(step)
+            if test_due or save_due or check_due or skips.may_end:
                 train_loss, pending = book(step, pending), None
+                if check_due:  # before it is saved
+                    replicas.check(step, shared, local)
                 if test_due:
                     show(step, test(step, train_loss))
                 if save_due:

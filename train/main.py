@@ -11,6 +11,7 @@ starts them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -20,7 +21,17 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from train import build, checkpoint, history, lock, loop, parallel, report
+from train import (
+    agreement,
+    build,
+    checkpoint,
+    history,
+    lock,
+    loop,
+    lost,
+    parallel,
+    report,
+)
 from train import flags as train_flags
 from train.checks import check
 from train.errors import RunError, SetupError
@@ -37,13 +48,15 @@ def main(argv: list[str]) -> None:
         raise SetupError(f"Unknown arguments: {' '.join(argv[1:])}.")
     logging.set_verbosity(logging.WARNING)  # orbax and TFDS tell a lot
     config = FLAGS.config
-    check(config)
     parallel.start(
         config.num_workers,
         coordinator=FLAGS.coordinator,
         num_processes=FLAGS.num_processes,
         process_id=FLAGS.process_id,
+        lost_after_s=config.lost_after_s,
     )
+    agreement.agree(agreement.program(config, fresh=FLAGS.fresh), of="set-up")
+    check(config)
     log, workers = Log(), parallel.Workers(config.num_workers)
     # What can be wrong is found now, and not after an hour.
     score = build.task(config).score
@@ -104,6 +117,7 @@ def train(
         log.say(
             f"In {workdir}: results.png, summary.json, and a folder for each method"
         )
+    workers.wait_for_all()  # JAX would wait at the exit, but gives up after a time
 
 
 def make_folder(folder: Path) -> None:
@@ -128,6 +142,15 @@ def run() -> None:
     except loop.Stopped as stopped:
         Log().say(f"{stopped}. The same command goes on from there.")
         sys.exit(130)  # as a shell reports an interrupted program
+    except Exception as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            sys.exit(
+                f"error: {error}. Make room on the disk; the same command goes on from "
+                "the last checkpoint."
+            )
+        if parallel.several():
+            lost.end(error)
+        raise
 
 
 if __name__ == "__main__":

@@ -18,12 +18,20 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxsparse as js
+from train import lost
 from train.errors import SetupError
 
 AXIS = "workers"
 
 # How many processes a launcher has started, where it tells.
 LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+# Seconds that devices of one process wait for each other before XLA warns and aborts,
+# of which it has 20 and 40 by itself: a program that was paused may go on.
+PATIENCE = {
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 120,
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 3600,
+}
 
 
 def start(
@@ -32,6 +40,7 @@ def start(
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
+    lost_after_s: int = 100,
 ) -> None:
     """Joins the other processes, if any, and makes CPU devices for this one's workers.
 
@@ -43,6 +52,7 @@ def start(
         (Slurm, Open MPI) has started several, or where there is one.
       num_processes: how many there are; with ``coordinator``.
       process_id: which this one is, from 0; with ``coordinator``.
+      lost_after_s: seconds without a sign of life after which a process is given up.
     """
     flags = (coordinator, num_processes, process_id)
     if any(flag is not None for flag in flags) and None in flags:
@@ -58,8 +68,31 @@ def start(
             f"number of processes, {processes}."
         )
     jax.config.update("jax_num_cpu_devices", num_workers // processes)
+    os.environ["XLA_FLAGS"] = patient(os.environ.get("XLA_FLAGS", ""))
     if processes > 1:
-        jax.distributed.initialize(coordinator, num_processes, process_id)
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            heartbeat_timeout_seconds=lost_after_s,
+            shutdown_timeout_seconds=lost_after_s,
+        )
+        lost.speak_on_abort()
+
+
+def several() -> bool:
+    """Whether there are other processes; asks none of them."""
+    return jax.distributed.is_initialized()
+
+
+def patient(flags: str) -> str:
+    """XLA's flags, with `PATIENCE` where they say nothing of it.
+
+    >>> patient("--xla_cpu_collective_call_terminate_timeout_seconds=9").split()[1:]
+    ['--xla_cpu_collective_call_warn_stuck_timeout_seconds=120']
+    """
+    added = [f"{name}={value}" for name, value in PATIENCE.items() if name not in flags]
+    return " ".join([*flags.split(), *added])
 
 
 class Workers:
