@@ -9,6 +9,7 @@ import training
 from train import build
 from train.data import Batches
 from train.errors import RunError
+from train.skips import Skips
 
 MARK = 99  # a pixel that no digit has: it spoils the gradient of one leaf
 
@@ -70,6 +71,22 @@ def test_steps_skipped_before_a_stop_count_after_it(splits, tmp_path, spoil):
         training.run(config, tmp_path, splits, stop_after=4)
     with pytest.raises(RunError, match="at step 5: of the latest 3.* In step 5 worker"):
         training.run(config, tmp_path, splits)
+
+
+def test_the_state_waits_where_the_next_step_may_be_the_last():
+    def may_end(limit, rows):
+        skips, found = Skips(limit, start=0, look=str), []
+        for step, in_a_row in enumerate(rows, 1):
+            found.append(skips.may_end)
+            skips.add(step, in_a_row)
+        return [*found, skips.may_end]
+
+    # What a checkpoint brings is not known before the first step.
+    assert may_end(2, [0, 0, 1, 0]) == [True, False, False, True, False]
+    assert may_end(1, [0, 0]) == [True, True, True]
+    assert may_end(0, [1, 2, 3]) == [False] * 4
+    with pytest.raises(RunError, match="at step 3: of the latest 2 .* In step 2 2"):
+        may_end(2, [0, 1, 2])
 
 
 class NetWithStatistics(nn.Module):

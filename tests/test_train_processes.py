@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import training
 
+from train import parallel
 from train.history import read
 
 
@@ -118,6 +119,16 @@ def test_processes_that_differ_end_and_say_in_what(tmp_path, data_dir):
             assert f"\n  {line}\n" in output
         assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == []  # found before anything is made
+
+
+def test_devices_wait_for_a_paused_program_unless_the_user_says_otherwise():
+    warn, end = parallel.PATIENCE
+    assert parallel.patient("").split() == [
+        f"{name}={parallel.PATIENCE[name]}" for name in (warn, end)
+    ]
+    mine = f"--xla_dump_to=/here {end}=9"
+    assert parallel.patient(mine) == f"{mine} {warn}={parallel.PATIENCE[warn]}"
+    assert min(parallel.PATIENCE.values()) > 100
 
 
 def steps_saved(workdir):

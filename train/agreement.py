@@ -67,7 +67,7 @@ def state(params: Any, others: Any) -> dict[str, str]:
 
     Example:
       >>> state({"w": np.ones((2, 3), np.float32)}, ())
-      {'parameter w': 'float32[2, 3], bits bf353061'}
+      {'parameter w': 'float32[2, 3], bits ...'}
     """
     named = [("parameter", params), ("state", others)]
     return {
