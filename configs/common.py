@@ -54,6 +54,8 @@ def get_config(names: str, default_names: str) -> ConfigDict:
     config.learning_rate = ConfigDict()
     config.learning_rate.peak = 0.1
     config.learning_rate.warmup_steps = config.get_ref("steps") // 12
+    # Whether what waits in a memory keeps the rate at which it was computed.
+    config.learning_rate.follow = False
     config.weight_decay = 0.0  # added after the exchange, the same on all workers
 
     # A step in which any worker has an infinite or undefined gradient is left out.

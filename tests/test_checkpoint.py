@@ -43,9 +43,12 @@ def test_a_resumed_run_ends_with_the_same_bits(
 
 
 def test_dgc_resumes_in_its_warm_up(splits, tmp_path):
+    """And what it owes follows a rate that rises in one part and falls in the other."""
     config = training.config_of(
         "dgc",
         **{
+            "learning_rate.follow": True,
+            "learning_rate.warmup_steps": 3,
             "methods.dgc.warmup_densities": (0.5, 0.25),
             "methods.dgc.warmup_steps": 4,
         },

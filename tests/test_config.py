@@ -50,6 +50,21 @@ def test_a_number_of_workers_that_a_method_cannot_take_is_told_before_training()
         build.optimizer(config.config, "g_top_k")
 
 
+@pytest.mark.parametrize("method", ["topk", "dgc", "lgc_server"])
+def test_what_is_owed_follows_the_rate_that_is_set(method):
+    follow = "--config.learning_rate.follow"
+    config = parse(config_flag(f"digits.py:{method}"), follow).config
+    state = build.optimizer(config, method).init({"a": jnp.zeros((40, 50))})
+    [rate] = [
+        x for x in jax.tree.leaves(state, is_leaf=is_following) if is_following(x)
+    ]
+    assert rate.rate == 1  # of nothing that is owed yet
+
+
+def is_following(node):
+    return type(node).__name__ == "FollowLearningRateState"
+
+
 @pytest.mark.parametrize("path", SETUPS, ids=lambda p: p.stem)
 def test_every_setup_loads_and_builds(path):
     config = runpy.run_path(str(path))["get_config"]()

@@ -115,6 +115,8 @@ def optimizer(config: ConfigDict, method: str) -> optax.GradientTransformation:
     transform = _choose(key, TRANSFORMS, settings.pop("transform"))
     with _names_method(method):
         exchange = transform(config.num_workers, **settings)
+        if config.learning_rate.follow:
+            exchange = js.follow_learning_rate(exchange, learning_rate(config))
         # Some refuse a number of workers only when their state is made.
         jax.eval_shape(exchange.init, {})
 
