@@ -162,8 +162,9 @@ def fill(run: Training) -> str:
         pass
     status = run.end()
     ballast.unlink()
-    told = run.log.read_text().strip().splitlines()[-1]
-    return f"ended with {status}: {told}"
+    lines = run.log.read_text().splitlines()  # the disk's own words, and threads'
+    told = [line for line in lines if line.startswith("error: ")]
+    return f"ended with {status}: {told[-1] if told else 'without a word'}"
 
 
 FAULTS: dict[str, Callable[[Training], str]] = {

@@ -128,8 +128,9 @@ class Checkpoints:
             self._manager.save(step, args=args)
         except (OSError, ValueError) as error:  # tensorstore has no other for a disk
             raise RunError(
-                f"the checkpoint of step {step} could not be written: {error}. Make "
-                "room on the disk; the same command goes on from the one before."
+                f"the checkpoint of step {step} could not be written: "
+                f"{_brief(error)}. Make room on the disk; the same command goes on "
+                "from the one before."
             ) from error
         self.latest_step = step
 
@@ -248,8 +249,13 @@ def _problem(path: Path) -> str | None:
         if found != wanted:
             return f"{found} of {wanted} arrays are there"
     except Exception as error:  # whatever a damaged file makes of its readers
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        return f"{type(error).__name__}: {_brief(error)}"
     return None
+
+
+def _brief(error: Exception) -> str:
+    """The beginning of an error's words: tensorstore shows all its settings."""
+    return str(error).partition("\n")[0][:200]
 
 
 def _may_change(theirs: dict, ours: dict) -> bool:
