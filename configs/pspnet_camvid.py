@@ -13,7 +13,7 @@ of 4 images.
 The second trains on generated images of 48 x 64 pixels that stand in for CamVid, and
 says nothing about CamVid. With `lgc_server` the loss went from 2.41 over 5.58 (step 8)
 to 2.63 (16), 2.31 (24) and 2.03 (48), mean IoU from 1.6 % to 16 %: 400 seconds of a CPU
-core and 7.0 GB. `lgc_ring` went the same way and was stopped after 31 steps.
+core and 7.0 GB. With `lgc_ring` and --config.steps=24: 3.36, 2.43, 2.34.
 """
 
 from ml_collections import ConfigDict

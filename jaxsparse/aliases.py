@@ -104,7 +104,8 @@ def dgc(
     if warm and warmup_steps < len(warm):
         raise ValueError(
             f"`dgc(warmup_steps=...)` must be at least {len(warm)}, a step for each "
-            f"warm-up density, got {warmup_steps}."
+            f"warm-up density, got {warmup_steps}. Give more steps, fewer "
+            "`warmup_densities`, or `warmup_steps=0` for none."
         )
     ends = [warmup_steps * (i + 1) // len(warm) for i in range(len(warm))]
     steps: list[tuple[int | None, Reducer]] = [

@@ -14,6 +14,7 @@ fault is left out, and said to be.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -117,6 +118,12 @@ class Training:
         self.wait(lambda: self.process.poll() is not None)
         return self.process.wait()
 
+    def close(self) -> None:
+        """Ends what still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
     def signal(self, number: int) -> None:
         """Sends a signal."""
         assert self.process is not None
@@ -188,12 +195,18 @@ def run(arguments: argparse.Namespace) -> None:
             ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)],
             check=True,
         )
-    whole = Training(arguments, arguments.workdir / "whole")
-    whole.start()
-    if whole.end() != 0:
-        raise RuntimeError(f"The undisturbed run failed: see {whole.log}.")
-    disturbed = Training(arguments, disk)
-    told = disturb(arguments, disturbed, [k for k in FAULTS if own or k != "disk full"])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and `close` what runs
+    kinds = [kind for kind in FAULTS if own or kind != "disk full"]
+    with (
+        contextlib.closing(Training(arguments, arguments.workdir / "whole")) as whole,
+        contextlib.closing(Training(arguments, disk)) as disturbed,
+    ):
+        print(f"undisturbed: {arguments.steps} steps, see {whole.log}", flush=True)
+        whole.start()
+        if whole.end() != 0:
+            raise RuntimeError(f"The undisturbed run failed: see {whole.log}.")
+        print(f"disturbed: see {disturbed.log}", flush=True)
+        told = disturb(arguments, disturbed, kinds)
     problem = difference(whole, disturbed, arguments.steps)
     counts = skipped(whole, arguments.steps)
     rows = [

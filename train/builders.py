@@ -60,7 +60,7 @@ class ArrayBuilder(LocalBuilder, skip_registration=True):
     @classmethod
     def origin(cls):
         return [
-            "Or get the files from these addresses into one folder and pass it as "
+            "Get the files from these addresses into one folder and pass it as "
             "--config.data.source_dir=FOLDER:",
             *(f"  {url}" for url in cls.SOURCE.url_infos),
             "Or let TFDS prepare them:",

@@ -44,6 +44,7 @@ class Log:
           with empty ``figures`` the last ones stay and plain lines stay away.
         """
         if not self.console.is_terminal:
+            self.say(f"{title}: compiling, minutes for large models")
             yield (
                 lambda step, figures: (
                     self.say(f"{title} {step}/{total}  {figures}") if figures else None
