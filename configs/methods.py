@@ -95,7 +95,7 @@ def all_methods(config: ConfigDict) -> dict[str, dict[str, Any]]:
             "code": {"name": ""},
             "codec": "float32" if preset == "paper" else "bfloat16",  # of plain values
             "gate": 0.0,  # error above which plain values are sent
-            "recheck": 100,
+            "recheck": 101,
             "seed": 0,
             **settings,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,7 @@ def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
     """
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     counts = [selection.count(size) for size in sizes]
-    ranks = [(np.arange(count) + 0.5) / count for count in counts if count]
-    order = np.argsort(np.concatenate([np.zeros(0), *ranks]), kind="stable")
+    order = _by_share(counts)
     like = functools.cache(lambda n: jax.eval_shape(lambda: selection.init(n)))
 
     def init(n: int) -> PyTree:
@@ -71,6 +71,26 @@ def per_leaf(selection: Selection, sizes: tuple[int, ...]) -> Selection:
         agreed=selection.agreed,
         workers=selection.workers,
     )
+
+
+def first_of_each_leaf(selection: Selection, sizes: Sequence[int], parts: int):
+    """Places, in the order of `per_leaf`, of every leaf's first of ``parts`` shares.
+
+    >>> from .selection import top_k
+    >>> first_of_each_leaf(top_k(0.5), [8, 2], 2)  # leaf by leaf 0 1 2 3, 4
+    array([0, 1, 2])
+    """
+    counts = [selection.count(size) for size in sizes]
+    wanted = [np.arange(count) < -(-count // parts) for count in counts]
+    return np.flatnonzero(
+        np.concatenate([np.zeros(0, bool), *wanted])[_by_share(counts)]
+    )
+
+
+def _by_share(counts: Sequence[int]) -> np.ndarray:
+    """The order of leaves' places by rank, as a share of the leaf's places."""
+    ranks = [(np.arange(count) + 0.5) / count for count in counts if count]
+    return np.argsort(np.concatenate([np.zeros(0), *ranks]), kind="stable")
 
 
 def _joined(states: list[PyTree]) -> PyTree:

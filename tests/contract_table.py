@@ -211,7 +211,11 @@ def layered(N, form):
     Dense, training, latents; the gate closes for a look at every third step.
     """
     dense, top_k = js.dense(axis_name=AXIS), sparse(js.top_k(D), workers=N)
+    # Adam makes a step of its rate of a mere rounding error: a small rate keeps the
+    # programs of different mappers comparable.
+    training = js.lgc.Training(1e-6)
     stages = {"num_workers": N, "stages": (1, 2), "gate": 2.0, "recheck": 3}
+    stages["training"] = training
     if form == "server":
         encoded = lgc(js.lgc_server, code=js.lgc.linear(4, 2), **stages)
     else:

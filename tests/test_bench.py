@@ -126,6 +126,8 @@ def test_no_hosts_are_not_taken_for_none(tmp_path):
 def test_commands_end_without_a_traceback(ends, status):
     """Also where nobody reads what they print: the pipe is closed at once."""
     program = "import os, signal; from bench.main import *\n"
+    # As from a terminal; a shell has its background programs ignore it.
+    program += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     program += f"os.read(0, 1)\ndef main():\n  {ends}\ncommand(main)"
     process = subprocess.Popen(
         [sys.executable, "-c", program],

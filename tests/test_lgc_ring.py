@@ -167,11 +167,59 @@ def test_bytes_of_the_stages():
     assert compressed[0] < top_k / 4 and compressed[1] < 7 * top_k / 4
 
 
+def test_small_leaves_are_sent_too_where_every_leaf_is_chosen_from():
+    """Of every leaf each worker brings its share, rounded up: its largest entries."""
+    sizes = {"a": 4, "b": 8, "c": 48}
+    rng = np.random.default_rng(8)
+    x = {k: rng.normal(size=(WORKERS, n)).astype(np.float32) for k, n in sizes.items()}
+    reducer = ring(code=lgc.identity(), support="contributed", scope="leaf")
+    step = jax.vmap(lambda x: reducer.reduce(x, reducer.init(x))[0], axis_name=AXIS)
+    means = jax.jit(step)(x)
+    for name, n in sizes.items():
+        share = math.ceil(math.ceil(DENSITY * n) / WORKERS)
+        support = np.any([top(row, share) != 0 for row in x[name]], axis=0)
+        wanted = np.where(support, x[name].mean(0), 0)
+        np.testing.assert_allclose(means[name][0], wanted, atol=1e-6)
+
+
+def test_places_that_workers_fill_twice_make_plain_values_no_smaller():
+    """All chose the same: of k places 1 / N is filled, with one magnitude for these."""
+    g = np.where(np.arange(N) < K // WORKERS, -5.0, 0.0)
+    grads = np.broadcast_to(g, (2, WORKERS, N)).astype(np.float32)
+    reducer = ring(code=lgc.mean(), codec=js.codec.sign_mean(), gate=1e-9)
+    means, metrics, _ = run(js.stateless(reducer), grads)
+    assert int(metrics[0].gate) == 0  # plain values
+    np.testing.assert_allclose(means[0], g, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("form", [js.lgc_server, js.lgc_ring])
+@pytest.mark.parametrize(
+    "code", [small(), small(slope=1.0), lgc.linear(4, 2), lgc.mean(), lgc.identity()]
+)
+def test_with_64_bits_it_traces_and_sends_the_same_bytes(form, code, dtype):
+    reducer = form(DENSITY, axis_name=AXIS, code=code, stages=(1, 2))
+
+    def bytes_of(dtype):
+        x = jax.ShapeDtypeStruct((N,), dtype)
+        state = jax.eval_shape(reducer.init, x)
+        jaxpr = jax.make_jaxpr(reducer.reduce, axis_env=[(AXIS, WORKERS)])(x, state)
+        traffic = js.traffic(jaxpr)
+        ways = [{"phases": 1}, {"phases": 2, "gate": 0}, {"phases": 2, "gate": 1}]
+        return [js.payload_bytes(traffic, WORKERS, **way) for way in ways]
+
+    wanted = bytes_of("float32")
+    with jax.enable_x64(True):
+        assert bytes_of(dtype) == wanted
+
+
 @pytest.mark.parametrize(
     "kwargs, wrong",
     [
         ({"support": "all"}, "support"),
         ({"latent_bits": 17}, "latent_bits"),
+        ({"latent_bits": 8.0}, "latent_bits"),
+        ({"latent_bits": jnp.array(8)}, "latent_bits"),
         ({"order": lgc.signed()}, "support"),
         ({"code": lgc.convolutional(innovation=True)}, "code"),
         ({"preset": "best"}, "preset"),

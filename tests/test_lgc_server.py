@@ -14,6 +14,8 @@ from contract_table import AXIS, on_workers, small
 
 import jaxsparse as js
 from jaxsparse import lgc
+from jaxsparse.arguments import entries
+from jaxsparse.lgc.server_steps import innovation_share
 
 WORKERS, N, K = 4, 60, 12
 DENSITY = K / N
@@ -297,6 +299,8 @@ def test_bytes_of_the_papers_presets():
         ({"replay": -0.1}, "replay"),
         ({"gate": 0.0}, "gate"),
         ({"recheck": 0}, "recheck"),
+        ({"recheck": 2**32}, "recheck"),
+        ({"seed": 2**63}, "seed"),
         ({"scope": "layer"}, "scope"),
         ({"seed": -1}, "seed"),
         ({"num_workers": 0}, "num_workers"),
@@ -307,6 +311,18 @@ def test_bytes_of_the_papers_presets():
 def test_wrong_values_are_named(kwargs, wrong):
     with pytest.raises(ValueError, match=rf"lgc_server\({wrong}=\.\.\.\)"):
         js.lgc_server(0.01, axis_name=AXIS, **kwargs)
+
+
+@pytest.mark.parametrize("argument", ["gate", "innovation", "replay", "rotate"])
+def test_arrays_that_shapes_or_branches_depend_on_are_refused(argument):
+    with pytest.raises(TypeError, match=rf"lgc_server\({argument}=\.\.\.\)"):
+        js.lgc_server(0.01, axis_name=AXIS, **{argument: jnp.array(0.5)})
+
+
+def test_an_innovation_is_a_whole_number_of_entries():
+    """0.4 k less a quarter as leader: 0.15 of 20 are 3."""
+    share = innovation_share("auto", 4)
+    assert [entries(share, k) for k in (20, 1000)] == [3, 150]
 
 
 @pytest.mark.parametrize(

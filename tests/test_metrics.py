@@ -51,7 +51,7 @@ def test_without_anything_measured_all_is_zero():
     tx = optax.adam(0.1)
     metrics = js.metrics(tx.init(jnp.ones(3)))
     assert all(x.shape == () and x == 0 for x in metrics)
-    integers = {"aggregated", "phase", "rung", "skipped"}
+    integers = {"aggregated", "phase", "rung", "skipped", "consecutive"}
     integers |= {"gate", "measured", "fallbacks"}
     for name, x in metrics._asdict().items():
         assert x.dtype == (jnp.int32 if name in integers else jnp.float32)

@@ -98,7 +98,7 @@ def _labels(path: Path, size: tuple[int, int]) -> np.ndarray:
             f"{path} has the label {mask.max()}; labels are 0 to {CLASSES - 1}, and "
             f"{VOID} for void."
         )
-    return mask
+    return mask.astype(np.uint8)
 
 
 def _read(path: Path, mode: str | None, size: tuple[int, int]) -> np.ndarray:
@@ -113,4 +113,4 @@ def _read(path: Path, mode: str | None, size: tuple[int, int]) -> np.ndarray:
             f"{size[0]}. Take the distribution of that size; to train on smaller "
             "images set --config.data.size."
         )
-    return pixels.astype(np.uint8)
+    return pixels

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import sys
 from pathlib import Path
@@ -106,8 +105,8 @@ def train(
         # Other methods that the folder holds stay in the comparison.
         for path in sorted(workdir.glob("*/summary.json")):
             if path.parent.name not in folders:
-                other = json.loads(path.read_text())
-                if score in other:
+                other = report.read_json(path)  # None if it is damaged
+                if isinstance(other, dict) and {score, *report.SUMMARY} <= other.keys():
                     summaries.append(other)
                     folders = {**folders, path.parent.name: path.parent}
         histories = {method: history.read(f) for method, f in folders.items()}

@@ -103,8 +103,8 @@ def differing(rows: np.ndarray, state: Any) -> str:
         return ""
     leaf = int(differ.argmax())
     path, _ = jax.tree_util.tree_leaves_with_path(state)[leaf]
-    values, counts = np.unique(rows[:, leaf], return_counts=True)
-    most = rows[:, leaf] == values[counts.argmax()]
+    alike = (rows[:, leaf] == rows[:, leaf, None]).sum(axis=1)
+    most = rows[:, leaf] == rows[alike.argmax(), leaf]  # the first worker's of a tie
     return (
         f"{tree.name(path)} of {_listed(~most)} is not that of {_listed(most)} "
         f"({differ.sum()} of {differ.size} leaves differ)"

@@ -27,6 +27,20 @@ def read_json(path: Path) -> Any:
         return None
 
 
+# What the table shows of a summary, besides its score.
+SUMMARY = {
+    "method",
+    "workers",
+    "loss",
+    "payload_up_bytes",
+    "payload_down_bytes",
+    "ratio",
+    "payload_up_bytes_per_step",
+    "ratio_per_step",
+    "step_ms",
+}
+
+
 def table(summaries: Sequence[dict[str, Any]], score: str) -> Table:
     """One row for each method; bytes are those of one worker.
 
@@ -75,8 +89,9 @@ def picture(
     axes = figure.subplots(2, 2, sharex="col", sharey="row")
     for method, rows in histories.items():
         # The first point is at 0 bytes, which a logarithm has no place for.
+        sent = [row for row in rows if row["payload_up_bytes"] > 0]
         for column, (x, shown) in enumerate(
-            (("step", rows), ("payload_up_bytes", rows[1:]))
+            (("step", rows), ("payload_up_bytes", sent))
         ):
             for line, y in enumerate(("loss", score)):
                 axes[line, column].plot(
@@ -87,7 +102,9 @@ def picture(
             ax.grid(alpha=0.3)
     axes[0, 0].set(ylabel="test loss", yscale="log")
     axes[1, 0].set(ylabel=f"test {words(score)}", xlabel="steps")
-    axes[1, 1].set(xlabel="bytes sent by one worker", xscale="log")
+    axes[1, 1].set(xlabel="bytes sent by one worker")
+    if any(row["payload_up_bytes"] > 0 for rows in histories.values() for row in rows):
+        axes[1, 1].set(xscale="log")
     axes[0, 0].legend()
     figure.savefig(path, dpi=120)
 

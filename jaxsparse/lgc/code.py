@@ -79,10 +79,15 @@ def convolutional(
       >>> z.shape[0] == code.size(1000), code.decode(params, z, 1000, None).shape
       (True, (1000,))
     """
+    widths = tuple(widths)
     for width in (*widths, channels):
         check_positive_int("convolutional(widths=..., channels=...)", width)
     check_number(
-        "convolutional(slope=...)", slope, "lie in [0, 1]", lambda x: 0 <= x <= 1
+        "convolutional(slope=...)",
+        slope,
+        "lie in [0, 1]",
+        lambda x: 0 <= x <= 1,
+        static=True,
     )
     if not widths or any(width < 2 for width in widths):
         raise ValueError(
@@ -104,7 +109,7 @@ def convolutional(
     def init(key: Array) -> PyTree:
         first, second = jax.random.split(key)
         k = autoencoder.decoded_length(1, len(widths))
-        x, z = jnp.zeros(k), jnp.zeros(size(k))
+        x, z = (jnp.zeros(size, jnp.float32) for size in (k, size(k)))
         return {
             "encoder": encoder.init(first, x)["params"],
             "decoder": decoder.init(second, z, k, x if innovation else None)["params"],
@@ -147,7 +152,7 @@ def linear(block: int = 64, latent: int = 16) -> Code:
         return -(-k // block)
 
     def init(key: Array) -> PyTree:
-        basis = jnp.linalg.qr(jax.random.normal(key, (block, latent)))[0]
+        basis = jnp.linalg.qr(jax.random.normal(key, (block, latent), jnp.float32))[0]
         return {"down": basis, "up": basis.T}
 
     def encode(params: PyTree, x: Array) -> Array:

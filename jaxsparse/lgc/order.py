@@ -96,7 +96,7 @@ def flipped() -> Order:
 
     def arrange(indices, values):
         indices, values, _ = plain.arrange(indices, values)
-        return indices, values, jnp.where(values < 0, -1.0, 1.0)
+        return indices, values, jnp.where(values < 0, -1.0, 1.0).astype(values.dtype)
 
     def write(indices, signs, n):
         negative = bits.pack((signs < 0).astype(jnp.uint32), 1)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ..arguments import check_positive_int
 from ..base import Reducer
 from ..codec import Codec
 from ..exchange import collectives
@@ -44,7 +45,7 @@ def lgc_ring(
     codec: Codec | None = None,
     training: Training | None = None,
     gate: float | None = None,
-    recheck: int = 100,
+    recheck: int = 101,
     seed: int = 0,
 ) -> Reducer:
     """Averages the latents of a learned code on a shared support.
@@ -69,7 +70,8 @@ def lgc_ring(
       training: how the code is trained.
       gate: reconstruction error (NMSE) of the mean above which plain values are sent
         and the code is trained on; infinite: never.
-      recheck: steps between measurements of that error, by a step of plain values.
+      recheck: steps between measurements of that error, by a step of plain values. A
+        number that has no factor in common with the workers measures all leaders.
       seed: of the code's first parameters.
 
     Returns:
@@ -114,7 +116,12 @@ def lgc_ring(
         raise ValueError(
             f"`lgc_ring(support=...)` must be 'leader' or 'contributed', got {whose!r}."
         )
-    if bits not in ("auto", *range(2, 17), 32):
+    if isinstance(bits, str):
+        known = bits == "auto"
+    else:
+        bits = check_positive_int("lgc_ring(latent_bits=...)", bits)
+        known = bits in (*range(2, 17), 32)
+    if not known:
         raise ValueError(
             f"`lgc_ring(latent_bits=...)` must be 2 to 16, 32 or 'auto', got {bits!r}."
         )
@@ -125,6 +132,7 @@ def lgc_ring(
         num_workers=num_workers,
         scope=scope,
         seed=seed,
+        contributed=whose == "contributed",
         **chosen,
     )
     if whose == "contributed" and not shared.order.mergeable:
@@ -137,7 +145,7 @@ def lgc_ring(
             "`lgc_ring(code=...)` sends no innovation, but the code's decoder wants "
             "one. Pass js.lgc.convolutional(innovation=False)."
         )
-    form = RingSteps(shared, whose == "contributed", bits)
+    form = RingSteps(shared, bits)
     return staged(
         shared,
         stages,

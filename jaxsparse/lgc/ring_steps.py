@@ -47,7 +47,6 @@ class RingSteps(NamedTuple):
     """The steps of `lgc_ring`, on flat vectors."""
 
     shared: Settings
-    contributed: bool
     latent_bits: int | str
 
     def training(self, x: Array, own: Array, state: LgcState):
@@ -56,7 +55,8 @@ class RingSteps(NamedTuple):
         workers = collectives.axis_size(shared.axis_name)
         agreed = self._agree(x, own, state)
         k = agreed.support.shape[0]
-        words = vectors.write(shared.codec, vectors.take(x, agreed.support))
+        values = vectors.take(x, agreed.support)
+        words = vectors.write(shared.codec, values, agreed.support < n)
 
         def read(words):
             values = vectors.read(shared.codec, words, k)
@@ -104,8 +104,6 @@ class RingSteps(NamedTuple):
         """The shared support, by one collective."""
         shared, n = self.shared, x.shape[0]
         workers = collectives.axis_size(shared.axis_name)
-        if self.contributed:
-            own = own[: -(-own.shape[0] // workers)]
         support, values, signs = shared.order.arrange(own, vectors.take(x, own))
         scale = vectors.rms(values, support < n)
         words = shared.order.write(support, signs, n)
@@ -115,7 +113,7 @@ class RingSteps(NamedTuple):
             support, signs = shared.order.read(message[1:], own.shape[0], n)
             return Agreed(support, signs, vectors.from_words(message[:1])[0])
 
-        if not self.contributed:
+        if not shared.contributed:
             leader = shared.leader(state)
             return read(collectives.broadcast(message, leader, shared.axis_name))
         all_of_them = jax.vmap(read)(collectives.gather(message, shared.axis_name))

@@ -49,7 +49,7 @@ def lgc_server(
     codec: Codec | None = None,
     training: Training | None = None,
     gate: float | None = None,
-    recheck: int = 100,
+    recheck: int = 101,
     seed: int = 0,
 ) -> Reducer:
     """Averages by a leader's learned code and everyone's innovation.
@@ -128,9 +128,9 @@ def lgc_server(
         for key in ("latent", "innovation", "innovation_codec", "replay", "gate")
     )
     if share != "auto":
-        check_fraction("lgc_server(innovation=...)", share)
+        check_fraction("lgc_server(innovation=...)", share, static=True)
         share = float(share)
-    check_fraction("lgc_server(replay=...)", replay)
+    check_fraction("lgc_server(replay=...)", replay, static=True)
     for argument, given in (("latent", latent), ("innovation_codec", of_share)):
         if not isinstance(given, Codec):
             raise TypeError(

@@ -41,7 +41,7 @@ def innovation_share(innovation: float | str, num_workers: int) -> float:
     [0.1, 0.15, 0.275]
     """
     if innovation == "auto":
-        return max(0.4 - 1 / num_workers, 0.1)
+        return max(round(0.4 - 1 / num_workers, 9), 0.1)  # else 0.15 is a little more
     return float(innovation)
 
 
@@ -113,7 +113,7 @@ class ServerSteps(NamedTuple):
         shared, n, k = self.shared, x.shape[0], own.shape[0]
         support, values, signs = shared.order.arrange(own, vectors.take(x, own))
         header = vectors.to_words(*jnp.zeros(2))
-        payload = vectors.write(shared.codec, values)
+        payload = vectors.write(shared.codec, values, support < n)
         known = self._lead(header, support, signs, payload, n, state)
         values = vectors.read(shared.codec, known.payload, k)
         values = jnp.where(known.support < n, values, 0)
@@ -178,7 +178,8 @@ class ServerSteps(NamedTuple):
         leader = shared.leader(state)
 
         def applied(worker, at, values):
-            return jnp.where(worker == leader, 1.0, self.replay) * rec, at, values
+            weight = jnp.where(worker == leader, 1.0, self.replay).astype(rec.dtype)
+            return weight * rec, at, values
 
         me = collectives.worker(shared.axis_name)
         rest = vectors.subtract_at(x, known.support, applied(me, own, x)[0])

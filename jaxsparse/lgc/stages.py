@@ -28,11 +28,13 @@ from ..exchange import collectives
 from ..phases import phases
 from ..reducers.dense import dense
 from ..reducers.sparse import no_metrics
-from ..scope import per_leaf
+from ..scope import first_of_each_leaf, per_leaf
 from ..selection import top_k
 from .code import Code
 from .order import Order
 from .training import Training, check_training
+
+_MOST = 2**31 - 1  # what fits into an int32
 
 
 class LgcMetrics(NamedTuple):
@@ -81,12 +83,22 @@ class Settings(NamedTuple):
     training: Training
     rotate: bool
     seed: int
+    contributed: bool  # every worker brings its part of the support
 
     def scoped(self, spec: tree.Layout) -> Selection:
         """The selection, over all leaves or in every one."""
         if self.scope == "leaf":
             return per_leaf(self.selection, spec.sizes)
         return self.selection
+
+    def own(self, x: Array, spec: tree.Layout) -> Array:
+        """The worker's choice; of a contributed support its part."""
+        own, _ = self.scoped(spec).select(x, ())
+        if not self.contributed:
+            return own
+        workers = collectives.axis_size(self.axis_name)
+        sizes = spec.sizes if self.scope == "leaf" else (spec.size,)
+        return own[first_of_each_leaf(self.selection, sizes, workers)]
 
     def leader(self, state: LgcState) -> Array:
         """Whose turn it is, an int32."""
@@ -116,6 +128,7 @@ def settings(
     training: Training,
     rotate: bool,
     seed: int,
+    contributed: bool = False,
 ) -> Settings:
     """Checks the arguments.
 
@@ -140,7 +153,10 @@ def settings(
             f"`{call}(scope=...)` must be 'global' or 'leaf', got {scope!r}."
         )
     check_training(f"{call}(training=...)", training)
-    check_positive_int(f"{call}(seed=...)", seed, 0)
+    if not isinstance(rotate, bool):
+        raise TypeError(f"`{call}(rotate=...)` must be True or False, got {rotate!r}.")
+    if check_positive_int(f"{call}(seed=...)", seed, 0) > _MOST:
+        raise ValueError(f"`{call}(seed=...)` must be at most {_MOST}, got {seed}.")
     return Settings(
         call,
         axis_name,
@@ -151,8 +167,9 @@ def settings(
         order,
         codec,
         training,
-        bool(rotate),
+        rotate,
         seed,
+        contributed,
     )
 
 
@@ -194,8 +211,11 @@ def staged(
         raise ValueError(
             f"`{call}(stages=...)` must be steps (T1, T2) with T1 <= T2, got {stages}."
         )
-    check_number(f"{call}(gate=...)", gate, "be positive", lambda x: x > 0)
-    check_positive_int(f"{call}(recheck=...)", recheck)
+    check_number(f"{call}(gate=...)", gate, "be positive", lambda x: x > 0, static=True)
+    if check_positive_int(f"{call}(recheck=...)", recheck) > _MOST:
+        raise ValueError(
+            f"`{call}(recheck=...)` must be at most {_MOST}, got {recheck}."
+        )
 
     def gated(x: Array, own: Array, state: LgcState):
         if gate == math.inf:
@@ -243,7 +263,7 @@ def _on_trees(shared: Settings, step: Step) -> Reducer:
         tree.check_size(spec)
         tree.check_state(state, init, updates, shared.call)
         x, _ = tree.flatten(updates)
-        own, _ = shared.scoped(spec).select(x, ())
+        own = shared.own(x, spec)
         mean, left, state = step(x, own, state)
         state = state._replace(step=state.step + jnp.uint32(1))
         return tree.unflatten(mean, spec), tree.unflatten(left, spec), state

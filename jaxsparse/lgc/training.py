@@ -65,6 +65,7 @@ def check_training(call: str, training: Training) -> None:
         training.learning_rate,
         "be positive and finite",
         lambda x: 0 < x < math.inf,
+        static=True,
     )
     for name in ("reconstruction", "similarity"):
         check_number(
@@ -72,6 +73,7 @@ def check_training(call: str, training: Training) -> None:
             getattr(training, name),
             "be finite and at least 0",
             lambda x: 0 <= x < math.inf,
+            static=True,
         )
     check_positive_int(f"{call}.steps", training.steps)
 

@@ -57,9 +57,10 @@ def words_of(codec: Codec, k: int) -> int:
     return -(-k * codec.width // 32) + codec.num_scales(k)
 
 
-def write(codec: Codec, values: Array) -> Array:
-    """Values as ``uint32`` words."""
-    codes, scales = codec.encode(values, jnp.ones(values.shape, bool))
+def write(codec: Codec, values: Array, valid: Array | None = None) -> Array:
+    """Values as ``uint32`` words; what is not valid has no part in the scales."""
+    valid = jnp.ones(values.shape, bool) if valid is None else valid
+    codes, scales = codec.encode(values, valid)
     words = lax.bitcast_convert_type(scales, jnp.uint32)
     return jnp.concatenate([pack(codes, codec.width), words])
 
@@ -73,7 +74,8 @@ def read(codec: Codec, words: Array, k: int) -> Array:
 
 def to_words(*scalars: Array) -> Array:
     """Float32 scalars as a header."""
-    return lax.bitcast_convert_type(jnp.stack(scalars), jnp.uint32)
+    floats = jnp.stack(scalars).astype(jnp.float32)
+    return lax.bitcast_convert_type(floats, jnp.uint32)
 
 
 def from_words(words: Array) -> Array:
