@@ -9,7 +9,7 @@ import training
 
 from train import checkpoint, lock
 from train.errors import SetupError
-from train.history import read
+from train.history import ROW, read
 from train.loop import Stopped
 from train.parallel import Workers
 
@@ -105,7 +105,12 @@ def test_a_finished_run_with_damaged_results_is_summarised_again(
     assert {**evaluated, "train_loss": 0} == {**before, "train_loss": 0}
 
 
-@pytest.mark.parametrize("broken", ["{\n", "\n", "[]\n", '{"step": 1}\n', '{"step": 4'])
+STRANGE = json.dumps({**dict.fromkeys(ROW, 0), "step": "4"}) + "\n"
+
+
+@pytest.mark.parametrize(
+    "broken", ["{\n", "\n", "[]\n", '{"step": 1}\n', STRANGE, '{"step": 4']
+)
 def test_a_damaged_line_of_a_history_is_left_out(undisturbed, tmp_path, broken):
     _, finished = undisturbed
     first, *rest = (finished / "history.jsonl").read_text().splitlines(keepends=True)

@@ -121,6 +121,19 @@ def test_processes_that_differ_end_and_say_in_what(tmp_path, data_dir):
     assert list(tmp_path.iterdir()) == []  # found before anything is made
 
 
+def test_processes_with_folders_of_their_own_end_and_say_so(tmp_path, data_dir):
+    other = tmp_path / "other"
+    more = (), (f"--workdir={other}",)
+    processes = launch_two(training.config_of("topk"), tmp_path, data_dir, more=more)
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1], outputs
+    for output, folder in zip(outputs, (tmp_path, other), strict=True):
+        assert f"error: Process 0 writes into {folder / 'topk'}, which is not the" in (
+            output
+        )
+        assert "that process 1 sees there" in output and "Traceback" not in output
+
+
 def test_devices_wait_for_a_paused_program_unless_the_user_says_otherwise():
     warn, end = parallel.PATIENCE
     assert parallel.patient("").split() == [

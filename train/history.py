@@ -58,7 +58,10 @@ def _row(line: str) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and ROW <= row.keys() else None
+    if not isinstance(row, dict) or not ROW <= row.keys():
+        return None
+    # Of a damaged line's figures none is to be believed.
+    return row if all(isinstance(row[key], (int, float)) for key in ROW) else None
 
 
 def _line(row: dict[str, Any]) -> str:

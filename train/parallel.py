@@ -145,6 +145,13 @@ class Workers:
         """Process 0's number, in every process: what one decides for all."""
         return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
+    def from_all(self, number: int) -> list[int]:
+        """Every process's number, in every process."""
+        if jax.process_count() == 1:
+            return [number]
+        found = multihost_utils.process_allgather(np.int32(number))
+        return [int(one) for one in found]
+
     def map_train(self, step: Callable, is_local: Any) -> Callable:
         """``(shared, local, batch) -> (shared, local, measured)``; state is donated.
 
