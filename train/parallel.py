@@ -67,6 +67,8 @@ def start(
             f"config.num_workers={num_workers} must be a positive multiple of the "
             f"number of processes, {processes}."
         )
+    if not lost_after_s >= 1:  # the other values are checked later: this is used now
+        raise SetupError(f"config.lost_after_s={lost_after_s} must be at least 1.")
     jax.config.update("jax_num_cpu_devices", num_workers // processes)
     os.environ["XLA_FLAGS"] = patient(os.environ.get("XLA_FLAGS", ""))
     if processes > 1:
