@@ -100,6 +100,7 @@ def test_ratios_are_those_of_the_layers():
     assert cells[3] == f"{steps * dense / total:,.0f}"
 
 
+@pytest.mark.slow
 def test_the_study_leaves_a_table_and_a_figure(tmp_path, monkeypatch):
     def few_steps(arguments):
         arguments.workers, arguments.seeds = [2], [0]
