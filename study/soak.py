@@ -239,7 +239,7 @@ def disturb(
     told: dict[str, list[int]] = {kind: [] for kind in kinds}
     training.start()
     for kind, moment in zip(planned, moments, strict=True):
-        while not training.wait(lambda moment=moment: training.step >= moment):
+        if not training.wait(lambda moment=moment: training.step >= moment):
             raise RuntimeError(f"It ended by itself: see {training.log}.")
         step = training.step
         outcome = FAULTS[kind](training)
@@ -247,7 +247,7 @@ def disturb(
         print(f"after step {step}: {kind}; {outcome}", flush=True)
         if training.process is None or training.process.poll() is not None:
             training.start()
-    while (status := training.end()) != 0:
+    if (status := training.end()) != 0:
         raise RuntimeError(f"It ended with {status}: see {training.log}.")
     return told
 
@@ -264,9 +264,9 @@ def in_own_mounts() -> bool:
     os.execvpe(again[0], again, {**os.environ, OWN_MOUNTS: "1"})
 
 
-def saved(training: Training, step: int) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint by name."""
-    path = (training.folder / "checkpoints" / str(step) / "state").absolute()
+def saved(folder: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a run's checkpoint by name, read without the trainer's code."""
+    path = (folder / "checkpoints" / str(step) / "state").absolute()
     with ocp.PyTreeCheckpointer() as checkpointer:
         names = checkpointer.metadata(path).item_metadata.tree
         as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
@@ -275,13 +275,13 @@ def saved(training: Training, step: int) -> dict[str, np.ndarray]:
 
 def difference(one: Training, other: Training, step: int) -> str:
     """What differs between the ends of two runs, in words; "" if nothing does."""
-    a, b = saved(one, step), saved(other, step)
+    a, b = saved(one.folder, step), saved(other.folder, step)
     for name in sorted(a.keys() | b.keys()):
         if name not in a or name not in b or not np.array_equal(a[name], b[name]):
             return f"**{name} differs.**"
-    for file in ("history.jsonl",):
-        if (one.folder / file).read_text() != (other.folder / file).read_text():
-            return f"**{file} differs.**"
+    histories = [(run.folder / "history.jsonl").read_text() for run in (one, other)]
+    if histories[0] != histories[1]:
+        return "**history.jsonl differs.**"
     first, second = (figures(run) for run in (one, other))
     return "" if first == second else "**summary.json differs.**"
 
@@ -293,5 +293,6 @@ def figures(training: Training) -> dict[str, Any]:
 
 def skipped(training: Training, step: int) -> int:
     """Steps that all workers skipped."""
-    found = [a for n, a in saved(training, step).items() if n.endswith(".skipped")]
+    arrays = saved(training.folder, step)
+    found = [a for name, a in arrays.items() if name.endswith(".skipped")]
     return int(np.max(found[0]))

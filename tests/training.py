@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-import orbax.checkpoint as ocp
 from rich.console import Console
 
+from study.soak import saved as saved
 from train import data, loop
 from train.log import Log
 from train.loop import Stopped as Stopped
@@ -57,15 +57,6 @@ def run(config, folder, splits, *, stop_after=None):
         should_stop=lambda step: step == stop_after,
     )
     return summary, text.getvalue()
-
-
-def saved(folder, step):
-    """The arrays of a checkpoint by name, read without the code under test."""
-    path = folder / "checkpoints" / str(step) / "state"
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        names = checkpointer.metadata(path.absolute()).item_metadata.tree
-        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-        return checkpointer.restore(path.absolute(), restore_args=as_numpy)
 
 
 def assert_same_run(one, other, step):
