@@ -34,6 +34,13 @@ def launch_two(config, workdir, data_dir, *, more=((), ())):
     ]
 
 
+def goes_on_alone(config, workdir, data_dir, *, after):
+    """One process takes two steps more of the run that several have left."""
+    splits, stop = training.splits_in(data_dir), after + 2
+    with pytest.raises(training.Stopped, match=f"after step {stop}"):
+        training.run(config, workdir / "topk", splits, stop_after=stop)
+
+
 def without_gloo(output):
     return [x for x in output.splitlines() if x and not x.startswith("[Gloo]")]
 
@@ -94,13 +101,7 @@ def test_an_interrupt_of_one_process_stops_both_after_the_same_step(tmp_path, da
     # One process goes on where two have stopped.
     stopped = max(int(p.name) for p in (tmp_path / "topk" / "checkpoints").iterdir())
     config.steps = 4000
-    with pytest.raises(training.Stopped, match=f"after step {stopped + 2}"):
-        training.run(
-            config,
-            tmp_path / "topk",
-            training.splits_in(data_dir),
-            stop_after=stopped + 2,
-        )
+    goes_on_alone(config, tmp_path, data_dir, after=stopped)
 
 
 def test_processes_that_differ_end_and_say_in_what(tmp_path, data_dir):
@@ -178,10 +179,4 @@ def test_a_pause_does_no_harm_and_a_killed_process_is_told(tmp_path, data_dir):
         assert "another process of this run was lost" in output
         reached = max(steps_saved(tmp_path))
 
-    with pytest.raises(training.Stopped, match=f"after step {reached + 2}"):
-        training.run(
-            config,
-            tmp_path / "topk",
-            training.splits_in(data_dir),
-            stop_after=reached + 2,
-        )
+    goes_on_alone(config, tmp_path, data_dir, after=reached)
