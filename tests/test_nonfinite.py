@@ -35,6 +35,22 @@ def chain(momentum=False):
 
 
 @functools.cache
+def mapped(one, state, example):
+    """The state, shared and workers' own, and one worker's step on all of them."""
+    local = js.local_leaves(one, state, example, axis_name=AXIS, num_workers=WORKERS)
+    shared, own = js.split(state, local)
+
+    # out_axes None proves that parameters, moments and counters are the same.
+    @jax.jit
+    @functools.partial(
+        jax.vmap, in_axes=(None, 0, 0), out_axes=(None, 0), axis_name=AXIS
+    )
+    def step(shared, own, x):
+        return js.split(one(js.merge(shared, own), x), local)
+
+    return shared, js.stack_workers(own, WORKERS), step
+
+
 def stepper(make, dtype):
     """The state before step one, shared and workers' own, and the step on both."""
     tx = js.skip_nonfinite(make(), axis_name=AXIS)
@@ -45,19 +61,7 @@ def stepper(make, dtype):
         return optax.apply_updates(current, updates), opt_state
 
     state = (params(dtype), tx.init(params(dtype)))
-    grads = params(dtype)
-    local = js.local_leaves(one, state, grads, axis_name=AXIS, num_workers=WORKERS)
-    shared, own = js.split(state, local)
-
-    # out_axes None proves that parameters, moments and counters are the same.
-    @jax.jit
-    @functools.partial(
-        jax.vmap, in_axes=(None, 0, 0), out_axes=(None, 0), axis_name=AXIS
-    )
-    def step(shared, own, grads):
-        return js.split(one(js.merge(shared, own), grads), local)
-
-    return shared, js.stack_workers(own, WORKERS), step
+    return mapped(one, state, params(dtype))
 
 
 def assert_same(one, other):
@@ -213,17 +217,7 @@ def scaled_stepper(dtype):
 
     start = jnp.zeros(12)
     state = (start, tx.init(start), jnp.float32(1))
-    local = js.local_leaves(one, state, start, axis_name=AXIS, num_workers=WORKERS)
-    shared, own = js.split(state, local)
-
-    @jax.jit
-    @functools.partial(
-        jax.vmap, in_axes=(None, 0, 0), out_axes=(None, 0), axis_name=AXIS
-    )
-    def step(shared, own, x):
-        return js.split(one(js.merge(shared, own), x), local)
-
-    return shared, js.stack_workers(own, WORKERS), step
+    return mapped(one, state, start)
 
 
 def scaled_run(dtype, scale, batches):
