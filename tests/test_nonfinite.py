@@ -34,8 +34,7 @@ def chain(momentum=False):
     return optax.chain(memory(reducer), optax.adamw(0.1, weight_decay=0.1))
 
 
-@functools.cache
-def mapped(one, state, example):
+def of_all_workers(one, state, example):
     """The state, shared and workers' own, and one worker's step on all of them."""
     local = js.local_leaves(one, state, example, axis_name=AXIS, num_workers=WORKERS)
     shared, own = js.split(state, local)
@@ -51,6 +50,7 @@ def mapped(one, state, example):
     return shared, js.stack_workers(own, WORKERS), step
 
 
+@functools.cache
 def stepper(make, dtype):
     """The state before step one, shared and workers' own, and the step on both."""
     tx = js.skip_nonfinite(make(), axis_name=AXIS)
@@ -61,7 +61,7 @@ def stepper(make, dtype):
         return optax.apply_updates(current, updates), opt_state
 
     state = (params(dtype), tx.init(params(dtype)))
-    return mapped(one, state, params(dtype))
+    return of_all_workers(one, state, params(dtype))
 
 
 def assert_same(one, other):
@@ -217,7 +217,7 @@ def scaled_stepper(dtype):
 
     start = jnp.zeros(12)
     state = (start, tx.init(start), jnp.float32(1))
-    return mapped(one, state, start)
+    return of_all_workers(one, state, start)
 
 
 def scaled_run(dtype, scale, batches):
