@@ -162,7 +162,22 @@ def record_cut_short(path):
     (path / "run" / "metadata").write_text("{")
 
 
-@pytest.mark.parametrize("damage", [state_cut_short, record_cut_short])
+def placement_emptied(path):
+    (path / "state" / "_sharding").write_bytes(b"")
+
+
+def placement_flipped(path):
+    """A bit of what says where an array lay, inside its text."""
+    file = path / "state" / "_sharding"
+    damaged = bytearray(file.read_bytes())
+    damaged[damaged.index(b"shape") - 2] ^= 0x55  # a quotation mark
+    file.write_bytes(bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [state_cut_short, record_cut_short, placement_emptied, placement_flipped],
+)
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     undisturbed, splits, tmp_path, damage
 ):
